@@ -1,0 +1,102 @@
+"""What goes into the engine and what comes out: token ids, a sampling record and a caller's id."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. Names are OpenAI's; ``abort`` is ours."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. ``None`` means the model's own default (generation_config.json), else the one given here.
+
+    temperature: 0 is greedy (default 1.0). top_p in (0, 1] (default 1.0). top_k >= 1, or 0 for all (default 0).
+    min_p in [0, 1] (default 0). max_tokens: at most this many new tokens (default: what the context leaves).
+    min_tokens: no stop before this many. seed: any 64-bit integer; without one it is made from the request's id, so
+    a replayed job gives the same answer. stop_token_ids: end the sequence besides the model's own end tokens.
+    ignore_eos: do not stop at the model's end tokens.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate, in token ids.
+
+    priority: lower numbers first; a newcomer preempts only strictly larger numbers. deadline: seconds since the
+    epoch, orders requests of one priority (earliest first). stream: report every token as it is sampled (the text side
+    asks for it when stop strings must be watched), instead of once at the end. salt separates prefix-cache entries
+    that must not be shared.
+    """
+
+    id: str
+    prompt: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    deadline: float | None = None
+    stream: bool = False
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How one request ended.
+
+    token_ids: the generated ids, the stop token left out. stop_reason: the stop token's id when one of
+    ``stop_token_ids`` ended it. cached_tokens: prompt tokens taken from the prefix cache at first admission.
+    preemptions: times it was recomputed. Times are seconds from ``add``: queued until first scheduled, first token
+    sampled, finished.
+    """
+
+    id: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    preemptions: int
+    queued_s: float
+    first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for metrics and admission. Blocks: free + cached + live = total when idle."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_live: int
+    block_size: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    steps: int
+    wasted_tokens: int
+
+    @property
+    def kv_waste(self) -> float:
+        """Share of the live blocks' token slots that hold no token: the partial last blocks."""
+        live = self.blocks_live * self.block_size
+        return self.wasted_tokens / live if live else 0.0
