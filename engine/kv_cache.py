@@ -1,0 +1,103 @@
+"""The paged KV cache on the device, and what a step's layers need to use it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.decode_attention import decode_attention
+from headrace.kernels.prefill_attention import prefill_attention
+from headrace.kernels.rope_cache import rope_and_cache
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer keeps for each token. Only ``full`` attention exists today."""
+
+    num_kv_heads: int
+    head_dim: int
+    kind: str = "full"
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of K and V for one token."""
+        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """One arena of equal-byte pages: for each layer, K and V as ``[num_blocks, kv_heads, block_size, head_dim]``.
+
+    A (block, head) tile is contiguous, so that one load covers it.
+    """
+
+    def __init__(
+        self, specs: list[KVSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shapes = [(2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim) for spec in specs]
+        self.arena = torch.zeros(
+            sum(torch.Size(shape).numel() for shape in shapes), dtype=dtype, device=device
+        )
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        start = 0
+        for shape in shapes:
+            size = torch.Size(shape).numel()
+            k, v = self.arena[start : start + size].view(shape)
+            self.layers.append((k, v))
+            start += size
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What the layers need of a step besides ids and positions. T tokens, R rows, S slots, M blocks a slot.
+
+    Rows that decode (one query token each) come first, ``num_decodes`` of them; prefill chunks follow.
+
+    slot_mapping: [T] int64, where each token's K and V go (block * block_size + offset; -1: nowhere).
+    slots: [R] int32, each row's line of ``block_tables`` [S, M] int32. query_start: [R + 1] int32.
+    context_lens: [R] int32, keys in all, this step's included.
+    """
+
+    kv: KVCache
+    slot_mapping: Tensor
+    block_tables: Tensor
+    slots: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    num_decodes: int
+    max_query_len: int
+    max_context_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Rotate q and k, store K and V, attend. qkv: [T, (Hq + 2 Hkv) D]. Returns [T, Hq * D]."""
+        k_cache, v_cache = self.kv.layers[layer]
+        q = rope_and_cache(
+            qkv, positions, cos_sin, k_cache, v_cache, self.slot_mapping,
+            self.num_heads, self.num_kv_heads, q_norm=q_norm, k_norm=k_norm, eps=eps,
+        )  # fmt: skip
+        out = torch.empty_like(q)
+        n = self.num_decodes
+        if n:
+            decode_attention(
+                q[:n], k_cache, v_cache, self.block_tables, self.slots[:n], self.context_lens[:n],
+                self.max_context_len, self.scale, out=out[:n],
+            )  # fmt: skip
+        if len(self.slots) > n:
+            prefill_attention(
+                q[n:], k_cache, v_cache, self.block_tables, self.slots[n:], self.query_start[n:] - n,
+                self.context_lens[n:], self.max_query_len, self.scale, out=out[n:],
+            )  # fmt: skip
+        return out.flatten(1)

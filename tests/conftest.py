@@ -1,0 +1,43 @@
+"""Session fixtures: the real parts that the tests run against."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """Bootstrap servers of a broker that lives as long as the test session."""
+    import apache_kafka
+
+    broker = apache_kafka.start()
+    yield broker.bootstrap
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[object]:
+    """A real Postgres that lives as long as the test session."""
+    import postgres
+
+    server = postgres.server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_url(postgres_server: object) -> Iterator[str]:
+    """A fresh, migrated database for one test."""
+    import postgres
+
+    with postgres.clone(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    """Directory of SmolLM2-135M-Instruct, real weights."""
+    import smollm
+
+    return smollm.path()
