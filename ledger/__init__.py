@@ -1,1 +1,36 @@
-""""""
+"""The job table: what was submitted, what runs, how each job ended. Postgres through SQLAlchemy and psycopg."""
+
+from headrace.ledger.errors import LedgerError, LedgerUnavailable, NotMigrated, RowRefused
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.rows import (
+    AttemptRow,
+    BatchProgress,
+    BatchState,
+    Finished,
+    JobRow,
+    JobStatus,
+    OutcomeRow,
+    RejectionRow,
+    StoredJob,
+    StoredResult,
+    TierBacklog,
+)
+
+__all__ = [
+    "AttemptRow",
+    "BatchProgress",
+    "BatchState",
+    "Finished",
+    "JobRow",
+    "JobStatus",
+    "Ledger",
+    "LedgerError",
+    "LedgerUnavailable",
+    "NotMigrated",
+    "OutcomeRow",
+    "RejectionRow",
+    "RowRefused",
+    "StoredJob",
+    "StoredResult",
+    "TierBacklog",
+]

@@ -1,0 +1,17 @@
+"""Why the ledger could not do as asked."""
+
+
+class LedgerError(Exception):
+    """Root of everything the ledger raises."""
+
+
+class LedgerUnavailable(LedgerError):
+    """Postgres could not be reached, or would not write, for as long as we were told to try."""
+
+
+class NotMigrated(LedgerError):
+    """The database lacks tables or columns that this version needs; `headrace migrate` makes them."""
+
+
+class RowRefused(LedgerError):
+    """Postgres will not take this row, however often it is tried."""

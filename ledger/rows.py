@@ -1,0 +1,217 @@
+"""What goes into the job table and what comes out of it, as frozen records.
+
+Times are timezone-aware, ids are UUIDs (DESIGN, "Ids"), hashes and bodies are bytes. Rows going in carry no clock
+of the caller's own: when something ended or started is the database's `now()`, so workers' clocks may differ.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from headrace.schemas import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as it was submitted: what the recorder and the workers both know of it."""
+
+    id: UUID
+    tenant: str
+    tier: str
+    content_sha: bytes
+    src_topic: str
+    src_partition: int
+    src_offset: int
+    submitted_at: datetime
+    pool: str = "default"
+    job_id: str | None = None
+    batch_id: str | None = None
+    custom_id: str | None = None
+    model: str | None = None
+    deadline: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionRow:
+    """A record that became no job: unparsable, a duplicate with other content, an id outside the days kept.
+
+    Its key is where it came from, so the recorder and a worker may both report it and it counts once.
+    """
+
+    src_topic: str
+    src_partition: int
+    src_offset: int
+    tenant: str
+    code: str
+    message: str = ""
+    batch_id: str | None = None
+    custom_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One worker's intent to run a job, written before it is dispatched.
+
+    `attempt` is the stored one plus one (1 for a job without a row). `group_size` is 0 for an ordinary attempt, and
+    the number of jobs in the group for one that runs set apart as a suspect (1: alone).
+    """
+
+    job: JobRow
+    worker: str
+    attempt: int = 1
+    run: int = 1
+    group_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRow:
+    """How a job ended: its terminal state and the JobResult to keep.
+
+    `attempt` is 0 for a job that ended without being started (expired, cancelled or invalid on arrival). `body` is
+    the encoded JobResult; where it is too large to keep, it is None and `uri`, `bytes` and `sha256` say where it is.
+    """
+
+    job: JobRow
+    state: JobState
+    body: bytes | None
+    run: int = 1
+    attempt: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    error_code: str | None = None
+    error: str | None = None
+    uri: str | None = None
+    bytes: int | None = None
+    sha256: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """What the table says of one id that a worker asked about.
+
+    `state` is None where the job has no row yet. `suspect` counts the attempts of this run whose worker or engine
+    died, `deaths_alone` those among them that ran alone, `group_size` the smallest group set apart that died with
+    it (0: none was set apart). `live_elsewhere` means another live worker holds an open attempt.
+    """
+
+    id: UUID
+    state: JobState | None = None
+    run: int = 1
+    attempt: int = 0
+    content_sha: bytes | None = None
+    cancelled: bool = False
+    live_elsewhere: bool = False
+    suspect: int = 0
+    deaths_alone: int = 0
+    group_size: int = 0
+    result: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What one `Ledger.finish` did.
+
+    `changed`: ids whose row this call made terminal as asked: publish them. `winners`: for the other ids, the
+    encoded JobResult that the table holds: publish that one. `refused`: why Postgres would not take a row; such an
+    id ended as `failed: ledger_rejected`, and its body is among the winners. An id in none of the three has a row
+    of other content or of a later run: publish nothing.
+    """
+
+    changed: frozenset[UUID] = frozenset()
+    winners: Mapping[UUID, bytes] = field(default_factory=dict)
+    refused: Mapping[UUID, str] = field(default_factory=dict)
+
+
+class BatchState(enum.StrEnum):
+    """Where a batch stands; derived from its counters, never stored."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    CANCELLING = "cancelling"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """One line of the view `batch_progress`."""
+
+    tenant: str
+    batch_id: str
+    state: BatchState
+    expected: int | None
+    submitted: int
+    queued: int
+    running: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    expired: int
+    rejected: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    opened_at: datetime | None
+    closed_at: datetime | None
+
+    @property
+    def done(self) -> int:
+        """Jobs that will not change any more, rejected records included."""
+        return self.succeeded + self.failed + self.cancelled + self.expired + self.rejected
+
+    @property
+    def complete(self) -> bool:
+        """Closed, and every expected record is terminal or rejected."""
+        return self.state is BatchState.COMPLETE
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One line of the view `job_status`."""
+
+    id: UUID
+    tenant: str
+    job_id: str | None
+    batch_id: str | None
+    custom_id: str | None
+    pool: str
+    tier: str
+    model: str | None
+    state: JobState
+    run: int
+    attempt: int
+    deadline: datetime | None
+    submitted_at: datetime
+    finished_at: datetime | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    error_code: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """A terminal job's result: `body` is the encoded JobResult, None where it is kept at `uri`."""
+
+    id: UUID
+    run: int
+    custom_id: str | None
+    state: JobState
+    body: bytes | None
+    uri: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierBacklog:
+    """One line of the view `tier_backlog`. `oldest` is the minute in which the oldest queued job was submitted."""
+
+    pool: str
+    tier: str
+    queued: int
+    running: int
+    oldest: datetime | None
