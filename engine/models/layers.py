@@ -1,0 +1,79 @@
+"""The few layers a dense decoder is made of. They hold plain tensors: nothing here is trained."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Named = Iterator[tuple[str, Tensor]]
+
+
+class WeightScheme(Protocol):
+    """How a linear layer stores its matrix, and multiplies by it."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint stores, by the end of its name; every tensor's first dimension is ``out``."""
+
+
+class PlainWeights:
+    """A matrix in the model's own dtype."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.weight = torch.empty(out_features, in_features, device=device, dtype=dtype)
+        self.bias = torch.empty(out_features, device=device, dtype=dtype) if bias else None
+
+    def apply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+
+
+class Linear:
+    """y = W x + b, where W may stack several of the checkpoint's matrices: ``parts`` gives their names and rows."""
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        device: torch.device,
+        dtype: torch.dtype,
+        bias: bool = False,
+        scheme: Callable[..., WeightScheme] = PlainWeights,
+    ) -> None:
+        self.parts = parts
+        self.scheme = scheme(in_features, sum(parts.values()), bias, device, dtype)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+        return self.scheme.apply(x)
+
+    def destinations(self) -> Named:
+        """Where each tensor of the checkpoint goes: its name, and the rows that it fills."""
+        start = 0
+        for name, rows in self.parts.items():
+            for leaf, tensor in self.scheme.tensors().items():
+                yield f"{name}.{leaf}", tensor[start : start + rows]
+            start += rows
+
+
+class Embedding:
+    """A row of ``weight`` for each token id; the same matrix may serve as the output head."""
+
+    def __init__(self, rows: int, features: int, name: str, device: torch.device, dtype: torch.dtype) -> None:
+        self.name = name
+        self.weight = torch.empty(rows, features, device=device, dtype=dtype)
+
+    def apply(self, ids: Tensor) -> Tensor:
+        """[T] int64 -> [T, features]."""
+        return F.embedding(ids, self.weight)
+
+    def destinations(self) -> Named:
+        yield f"{self.name}.weight", self.weight
