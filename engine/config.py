@@ -1,0 +1,54 @@
+"""How an engine is set up: one frozen record, every default explained."""
+
+from dataclasses import dataclass
+
+from headrace.engine.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. ``None`` means: chosen for the device and the model when the engine is built.
+
+    model: a Hugging Face directory or hub id. weights: ``checkpoint``, or ``random`` (normal, deviation 0.02, made on
+    the device from config.json alone; for benchmarks). device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``.
+    dtype: ``bfloat16``, ``float16`` or ``float32``, of weights and KV cache.
+
+    block_size: tokens in a KV block, for allocation and for prefix hashing. kv_tokens: size of the KV cache in tokens
+    (CUDA: what ``memory_fraction`` of the card leaves after a profiled peak; CPU: 65,536). max_slots: sequences at once.
+    max_batched_tokens: token budget of a step, prefill and decode together. max_context: longest prompt + output.
+
+    lag: how many steps may be launched before the tokens of the oldest are read back (0, 1 or 2).
+    prefix_cache: share blocks between prompts that begin alike. max_preemptions: times a newcomer of higher
+    priority may push one sequence back.
+    """
+
+    model: str
+    weights: str = "checkpoint"
+    device: str = "auto"
+    dtype: str = "bfloat16"
+    block_size: int = 32
+    kv_tokens: int | None = None
+    memory_fraction: float = 0.9
+    max_slots: int | None = None
+    max_batched_tokens: int | None = None
+    max_context: int | None = None
+    lag: int | None = None
+    prefix_cache: bool = True
+    max_preemptions: int = 3
+    cuda_graphs: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what could never run, naming the field."""
+        _require(self.weights in ("checkpoint", "random"), "weights must be 'checkpoint' or 'random'")
+        _require(self.dtype in ("bfloat16", "float16", "float32"), f"dtype {self.dtype!r} is not supported")
+        _require(self.block_size >= 1, "block_size must be at least 1")
+        _require(0.05 <= self.memory_fraction <= 0.98, "memory_fraction must lie between 0.05 and 0.98")
+        _require(self.lag in (None, 0, 1, 2), "lag must be 0, 1 or 2")
+        for name in ("kv_tokens", "max_slots", "max_batched_tokens", "max_context"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"{name} must be at least 1")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise EngineError(message)

@@ -1,0 +1,64 @@
+"""What a step does, as arrays that could be sent to several executors. No torch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling parameters of slots that got a new sequence: one line each."""
+
+    slots: Ints
+    temperature: NDArray[np.float32]
+    top_k: Ints
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    seeds: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: R rows (a sequence each) of T query tokens in all, K of them sampled.
+
+    slots, query_lens, starts: [R] slot of each row, its number of query tokens, position of the first.
+    num_decodes: rows with a single query token; they come first.
+    token_ids: [T] input ids; -1 stands for the token that the row's slot sampled last, known on the device only.
+    sample_rows: [K] rows whose last token's logits are sampled. epochs: [K] epoch of their slots, to tell a slot's
+    tenants apart when the tokens come back.
+    table_slots, table_index, table_blocks: [U] block-table entries to set before the step.
+    sampling: lines to set in the slot table before the step. all_greedy, no_filters: what the sampler may skip.
+    """
+
+    number: int
+    slots: Ints
+    query_lens: Ints
+    starts: Ints
+    num_decodes: int
+    token_ids: Ints
+    sample_rows: Ints
+    epochs: Ints
+    table_slots: Ints
+    table_index: Ints
+    table_blocks: Ints
+    sampling: SamplingRows
+    all_greedy: bool
+    no_filters: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the step."""
+        return len(self.token_ids)
+
+    @property
+    def max_query_len(self) -> int:
+        """The longest row's query tokens."""
+        return int(self.query_lens.max())
+
+    @property
+    def max_context_len(self) -> int:
+        """The most keys that any row attends to."""
+        return int((self.starts + self.query_lens).max())

@@ -1,0 +1,93 @@
+"""Which block holds which tokens after which prefix: a trie whose edges are whole blocks of token ids.
+
+A node is found by its parent's node and the exact bytes of its tokens, so a hit needs no hash to be trusted. Node
+numbers are never used twice: a child whose parent was evicted can no longer be reached, and a new parent with the same
+tokens starts a branch of its own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Key = tuple[int, bytes]
+
+
+@dataclass(slots=True)
+class Node:
+    """One full block of tokens. ``ready``: a step that fills the block has been scheduled."""
+
+    number: int
+    block: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a prompt can reuse. ``pending``: the next block is being filled by a running sequence: worth waiting for."""
+
+    blocks: list[int]
+    parent: int
+    pending: bool
+
+
+class PrefixTree:
+    """Full blocks by prefix. Knows nothing of reference counts; the block pool tells it what to forget."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._nodes: dict[Key, Node] = {}
+        self._key_of_block: dict[int, Key] = {}
+        self._roots: dict[str, int] = {}
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._key_of_block
+
+    def root(self, salt: str) -> int:
+        """Where prompts with this salt begin; different salts never share."""
+        if salt not in self._roots:
+            self._roots[salt] = self._number()
+        return self._roots[salt]
+
+    def match(self, salt: str, tokens: NDArray[np.int32]) -> Match:
+        """The longest run of ready blocks that hold a prefix of ``tokens``, at most (len - 1) tokens of it.
+
+        The last token is always computed, because its logits are wanted; the cap keeps to whole blocks because a
+        shared block is never written.
+        """
+        parent, blocks = self.root(salt), []
+        size = self.block_size
+        data = tokens.tobytes()
+        width = tokens.itemsize * size
+        for i in range((len(tokens) - 1) // size):
+            node = self._nodes.get((parent, data[i * width : (i + 1) * width]))
+            if node is None:
+                break
+            if not node.ready:
+                return Match(blocks, parent, pending=True)
+            blocks.append(node.block)
+            parent = node.number
+        return Match(blocks, parent, pending=False)
+
+    def insert(self, parent: int, tokens: NDArray[np.int32], block: int, *, ready: bool) -> tuple[Node, bool]:
+        """The node for ``tokens`` after ``parent``, made for ``block`` if there was none (then True)."""
+        key = (parent, tokens.tobytes())
+        node = self._nodes.get(key)
+        if node is not None:
+            return node, False
+        node = Node(self._number(), block, ready)
+        self._nodes[key] = node
+        self._key_of_block[block] = key
+        return node, True
+
+    def forget(self, block: int) -> None:
+        """The block is about to hold something else (or was never filled)."""
+        del self._nodes[self._key_of_block.pop(block)]
+
+    def _number(self) -> int:
+        self._next_number += 1
+        return self._next_number

@@ -1,0 +1,516 @@
+"""Which tokens the next step computes, and what becomes of the tokens that came back.
+
+Running sequences decode first, one token each; then prefill chunks fill the token budget; then the most urgent waiting
+sequences are admitted as blocks allow. The work of a step is array operations over slots; Python objects are touched
+only when a sequence is seated, preempted or ends. No torch.
+"""
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.block_pool import BlockPool
+from headrace.engine.plan import Ints, SamplingRows, StepPlan
+from headrace.engine.prefix_tree import PrefixTree
+from headrace.engine.request import Completion, EngineStats, FinishReason
+from headrace.engine.sequence import Sequence, SequenceStatus
+from headrace.engine.slots import Slots
+
+LOOKAHEAD = 64
+"""Waiting sequences that may be passed over in one step because a running one is filling their prefix."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one or more steps brought: new tokens of ``stream`` requests (id, ids), and requests that ended."""
+
+    tokens: list[tuple[str, list[int]]] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.completions)
+
+    def extend(self, other: "StepOutput") -> None:
+        """Append another step's output."""
+        self.tokens += other.tokens
+        self.completions += other.completions
+
+
+class _Seat(Enum):
+    """What came of trying to seat a waiting sequence."""
+
+    TAKEN = auto()
+    WAIT = auto()
+    FULL = auto()
+
+
+@dataclass(slots=True)
+class _Chunks:
+    """Prefill chunks of the step being made, and the tokens that may still be added."""
+
+    budget: int
+    slots: list[int] = field(default_factory=list)
+    lens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _TableUpdates:
+    """Block-table entries that changed since the last plan."""
+
+    slots: list[Ints] = field(default_factory=list)
+    index: list[Ints] = field(default_factory=list)
+    blocks: list[Ints] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the waiting queue, the slots and the block pool; the only one that takes and gives back blocks."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_slots: int,
+        max_context: int,
+        max_batched_tokens: int,
+        prefix_cache: bool = True,
+        max_preemptions: int = 3,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.block_size = block_size
+        self.max_batched_tokens = max(max_batched_tokens, max_slots)
+        self.prefix_cache = prefix_cache
+        self.max_preemptions = max_preemptions
+        self.tree = PrefixTree(block_size)
+        self.pool = BlockPool(num_blocks, self.tree)
+        self.slots = Slots(max_slots, max_context, block_size)
+        self._clock = clock
+        self._waiting: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._leavers: dict[tuple[int, int], Sequence] = {}
+        self._updates = _TableUpdates()
+        self._seated: list[Sequence] = []
+        self._ended = StepOutput()
+        self._steps = self._preemptions = self._queries = self._hits = 0
+        self._prompt_tokens = self._generated = 0
+
+    # -- requests in and out ------------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new sequence. Its id must not be in use; it must fit the pool when alone."""
+        self._by_id[seq.id] = seq
+        heapq.heappush(self._waiting, seq)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence has not ended, or an ending has not been reported."""
+        return bool(self._by_id or self._ended)
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence now, wherever it stands; unknown ids are ignored."""
+        if seq := self._by_id.get(request_id):
+            self._end(seq, FinishReason.ABORT)
+
+    def finish(self, request_id: str, at_token: int) -> None:
+        """End a sequence whose text is complete after its first ``at_token`` generated tokens."""
+        if seq := self._by_id.get(request_id):
+            self._end(seq, FinishReason.STOP, keep=seq.prompt_len + at_token)
+
+    def take_ended(self) -> StepOutput:
+        """Sequences that ended outside a step (aborted, finished by the text side)."""
+        ended, self._ended = self._ended, StepOutput()
+        return ended
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can run before a step in flight is read back (or at all)."""
+        self._make_room()
+        decodes = self._decodes()
+        chunks = _Chunks(self.max_batched_tokens - len(decodes))
+        partial = self._partial_prefills()
+        newcomer = self._head()
+        while partial and (
+            newcomer is None or self._at(partial[0]).request.priority <= newcomer.request.priority
+        ):
+            self._chunk(partial.pop(0), chunks)
+        self._admit(chunks)
+        for slot in partial:
+            self._chunk(slot, chunks)
+        if not len(decodes) and not chunks.slots:
+            return None
+        return self._plan(decodes, np.array(chunks.slots, np.int32), np.array(chunks.lens, np.int32))
+
+    def retire(self, plan: StepPlan, tokens: NDArray[np.int64]) -> StepOutput:
+        """Take in the sampled tokens of a finished step, [K] in the order of ``plan.sample_rows``."""
+        s, slots = self.slots, plan.slots[plan.sample_rows]
+        same = s.epoch[slots] == plan.epochs
+        for i in np.flatnonzero(~same).tolist():
+            self._retire_leaver((int(slots[i]), int(plan.epochs[i])), int(tokens[i]))
+        slots, new = slots[same], tokens[same].astype(np.int32)
+        s.tokens[slots, s.retired[slots]] = new
+        s.retired[slots] += 1
+        s.in_flight[slots] -= 1
+        self._generated += len(slots)
+        stopped = (new[:, None] == s.stop_ids[slots]).any(1) & (s.retired[slots] > s.no_stop_before[slots])
+        self._note_first_tokens(slots)
+        output = self.take_ended()
+        for i in np.flatnonzero(s.stream[slots] & ~stopped).tolist():
+            output.tokens.append((self._at(slots[i]).id, [int(new[i])]))
+        for i in np.flatnonzero(stopped | (s.retired[slots] == s.limit[slots])).tolist():
+            reason = FinishReason.STOP if stopped[i] else FinishReason.LENGTH
+            self._end(self._at(slots[i]), reason, stop_token=int(new[i]) if stopped[i] else None)
+        output.extend(self.take_ended())
+        return output
+
+    def stats(self) -> EngineStats:
+        """A snapshot of queues, blocks and totals."""
+        s = self.slots
+        spare = s.num_blocks[s.active] * self.block_size - (s.known[s.active] - 1)
+        return EngineStats(
+            running=s.running,
+            waiting=len(self._by_id) - s.running,
+            blocks_total=self.pool.num_blocks,
+            blocks_free=self.pool.free,
+            blocks_cached=self.pool.cached,
+            blocks_live=self.pool.live,
+            block_size=self.block_size,
+            prefix_queries=self._queries,
+            prefix_hits=self._hits,
+            preemptions=self._preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated,
+            steps=self._steps,
+            wasted_tokens=int(np.maximum(spare, 0).sum()),
+        )
+
+    def check(self) -> None:
+        """Assert what must hold between steps: no block lost or owned twice uncounted, every block held is counted."""
+        self.pool.check()
+        held = np.zeros(self.pool.num_blocks, np.int32)
+        for slot in np.flatnonzero(self.slots.active).tolist():
+            np.add.at(held, self.slots.blocks(slot), 1)
+        assert (held == self.pool.references()).all(), "a reference is not held by any running sequence"
+
+    # -- decode -------------------------------------------------------------------------------------------------
+
+    def _decodes(self) -> Ints:
+        """Slots that feed a single token, each with a block to write it to; the least urgent make way if blocks end."""
+        s = self.slots
+        while True:
+            rows = np.flatnonzero(s.active & (s.known - s.computed == 1) & (s.known < s.limit))
+            short = rows[s.computed[rows] >= s.num_blocks[rows] * self.block_size]
+            if len(short) <= self.pool.available:
+                break
+            self._preempt(self._least_urgent())
+        if len(short):
+            self._append_blocks(short, self.pool.take(len(short)))
+        return rows.astype(np.int32)
+
+    def _append_blocks(self, slots: Ints, blocks: Ints) -> None:
+        """One more block for each of these slots."""
+        s = self.slots
+        index = s.num_blocks[slots]
+        s.block_tables[slots, index] = blocks
+        s.num_blocks[slots] += 1
+        self._update_tables(slots, index, blocks)
+
+    def _update_tables(self, slots: Ints, index: Ints, blocks: Ints) -> None:
+        self._updates.slots.append(slots)
+        self._updates.index.append(index)
+        self._updates.blocks.append(blocks)
+
+    # -- prefill ------------------------------------------------------------------------------------------------
+
+    def _partial_prefills(self) -> list[int]:
+        """Slots whose prompt is not fully computed, most urgent first."""
+        s = self.slots
+        partial = np.flatnonzero(s.active & (s.known - s.computed > 1)).tolist()
+        return sorted(partial, key=lambda slot: self._at(slot).urgency)
+
+    def _chunk(self, slot: int, chunks: _Chunks) -> None:
+        """Schedule as much of a slot's prompt as the budget allows; its full blocks can be shared from now on.
+
+        Even in this very step: every layer writes all its keys and values before any row attends to them.
+        """
+        s, size = self.slots, self.block_size
+        start = int(s.computed[slot])
+        length = min(int(s.known[slot]) - start, chunks.budget)
+        if length <= 0:
+            return
+        chunks.budget -= length
+        chunks.slots.append(slot)
+        chunks.lens.append(length)
+        for node in self._at(slot).nodes[start // size : (start + length) // size]:
+            if node is not None:
+                node.ready = True
+
+    def _head(self) -> Sequence | None:
+        """The most urgent waiting sequence."""
+        while self._waiting and self._waiting[0].status is SequenceStatus.FINISHED:
+            heapq.heappop(self._waiting)
+        return self._waiting[0] if self._waiting else None
+
+    def _admit(self, chunks: _Chunks) -> None:
+        """Seat waiting sequences, most urgent first, while slots, blocks and budget last.
+
+        One whose next block is just being filled by a running sequence is passed over: soon it can share it.
+        The first that does not fit ends the search, so that nothing small overtakes it for ever.
+        """
+        passed: list[Sequence] = []
+        while self._head() and self.slots.free and chunks.budget > 0 and len(passed) < LOOKAHEAD:
+            seq = heapq.heappop(self._waiting)
+            seat = self._seat(seq)
+            if seat is _Seat.TAKEN:
+                self._chunk(seq.slot, chunks)
+                continue
+            passed.append(seq)
+            if seat is _Seat.FULL:
+                break
+        for seq in passed:
+            heapq.heappush(self._waiting, seq)
+
+    def _seat(self, seq: Sequence) -> _Seat:
+        """Give a sequence a slot and blocks for all its tokens, if they are there and this is the moment."""
+        if seq.in_flight:
+            return _Seat.WAIT
+        s, size = self.slots, self.block_size
+        shared: list[int] = []
+        parent = 0
+        if self.prefix_cache:
+            match = self.tree.match(seq.request.salt, seq.tokens)
+            if match.pending:
+                return _Seat.WAIT
+            shared, parent = match.blocks, match.parent
+        need = -(-len(seq.tokens) // size) - len(shared)
+        if need + self.pool.cached_among(shared) + self._reserve() > self.pool.available:
+            return _Seat.FULL
+        self.pool.share(shared)
+        blocks = np.concatenate([np.array(shared, np.int32), self.pool.take(need)])
+        slot = s.seat(seq)
+        s.block_tables[slot, : len(blocks)] = blocks
+        s.num_blocks[slot] = len(blocks)
+        s.computed[slot] = len(shared) * size
+        self._update_tables(
+            np.full(len(blocks), slot, np.int32), np.arange(len(blocks), dtype=np.int32), blocks
+        )
+        seq.status = SequenceStatus.RUNNING
+        if self.prefix_cache:
+            seq.nodes, seq.tail = [None] * len(shared), parent
+            self._grow_nodes(seq, len(seq.tokens) // size, seq.tokens, ready=False)
+        self._note_admission(seq, len(shared) * size)
+        return _Seat.TAKEN
+
+    def _grow_nodes(self, seq: Sequence, upto: int, tokens: Ints, *, ready: bool) -> None:
+        """Make the sequence's full blocks, up to block ``upto``, known to the prefix tree.
+
+        Where another sequence already has a block of the same tokens, that one stays the one to be found.
+        """
+        size, blocks = self.block_size, self.slots.blocks(seq.slot)
+        for i in range(len(seq.nodes), upto):
+            node, own = self.tree.insert(
+                seq.tail, tokens[i * size : (i + 1) * size], int(blocks[i]), ready=ready
+            )
+            seq.nodes.append(node if own else None)
+            seq.tail = node.number
+
+    def _reserve(self) -> int:
+        """Blocks kept back at admission for those who run: a newcomer is not worth their recomputation."""
+        return min(self.slots.running, self.pool.num_blocks // 50)
+
+    def _note_admission(self, seq: Sequence, cached: int) -> None:
+        self._seated.append(seq)
+        self._queries += seq.prompt_len
+        self._hits += min(cached, seq.prompt_len)
+        if seq.scheduled_at is None:
+            seq.scheduled_at = self._clock()
+            seq.cached_tokens = cached
+            self._prompt_tokens += seq.prompt_len
+
+    # -- the plan -----------------------------------------------------------------------------------------------
+
+    def _plan(self, decodes: Ints, slots: Ints, lens: Ints) -> StepPlan:
+        """Lay the step out as arrays, single-token rows first, and move the slots' counters past it."""
+        s = self.slots
+        slots = np.concatenate([decodes, slots[lens == 1], slots[lens > 1]])
+        num_decodes = len(decodes) + int(np.count_nonzero(lens == 1))
+        lens = np.concatenate([np.ones(num_decodes, np.int32), lens[lens > 1]])
+        starts = s.computed[slots]
+        heads = slots[:num_decodes]
+        at = s.computed[heads]
+        on_host = at < s.retired[heads]
+        ids = np.where(on_host, s.tokens[heads, np.where(on_host, at, 0)], -1)
+        ends = starts + lens
+        parts = [s.tokens[slots[r], starts[r] : ends[r]] for r in range(num_decodes, len(slots))]
+        s.computed[slots] += lens
+        sample_rows = np.flatnonzero(s.computed[slots] == s.known[slots]).astype(np.int32)
+        sampled = slots[sample_rows]
+        s.known[sampled] += 1
+        s.in_flight[sampled] += 1
+        self._steps += 1
+        updates, self._updates = self._updates, _TableUpdates()
+        seated, self._seated = self._seated, []
+        return StepPlan(
+            number=self._steps,
+            slots=slots,
+            query_lens=lens,
+            starts=starts,
+            num_decodes=num_decodes,
+            token_ids=np.concatenate([ids.astype(np.int32), *parts]),
+            sample_rows=sample_rows,
+            epochs=s.epoch[sampled],
+            table_slots=_joined(updates.slots),
+            table_index=_joined(updates.index),
+            table_blocks=_joined(updates.blocks),
+            sampling=_sampling_rows(seated),
+            all_greedy=bool(s.greedy[sampled].all()),
+            no_filters=not s.filtered[sampled].any(),
+        )
+
+    # -- making way ---------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        """Preempt less urgent priorities when the most urgent newcomer does not fit, if it would fit after that."""
+        s, newcomer = self.slots, self._head()
+        if newcomer is None or not (s.priority[s.active] > newcomer.request.priority).any():
+            return
+        short = np.count_nonzero(s.active & (s.computed >= s.num_blocks * self.block_size))
+        need = -(-len(newcomer.tokens) // self.block_size) + self._reserve() + short
+        freed, victims = self.pool.available, []
+        for seq in self._displaceable(newcomer.request.priority):
+            if freed >= need and (s.free or victims):
+                break
+            victims.append(seq)
+            freed += self.pool.sole(s.blocks(seq.slot))
+        if freed >= need and (s.free or victims):
+            for seq in victims:
+                seq.displaced += 1
+                self._preempt(seq)
+
+    def _displaceable(self, priority: int) -> list[Sequence]:
+        """Running sequences that a newcomer may push back: the least urgent first, then those with least to lose."""
+        running = [seq for seq in self.slots.sequence if seq is not None]
+        lower = [s for s in running if s.request.priority > priority and s.displaced < self.max_preemptions]
+        generated = self.slots.known
+        return sorted(
+            lower, key=lambda s: (-s.request.priority, generated[s.slot] - s.prompt_len, -s.arrival)
+        )
+
+    def _least_urgent(self) -> Sequence:
+        """Whom to preempt when running sequences need more blocks than there are."""
+        s = self.slots
+        rows = np.flatnonzero(s.active)
+        return self._at(rows[np.lexsort((s.arrival[rows], s.priority[rows]))[-1]])
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's slot and blocks; it waits again and recomputes prompt and generated tokens."""
+        slot, epoch = seq.slot, int(self.slots.epoch[seq.slot])
+        self._leave(seq)
+        seq.status = SequenceStatus.WAITING
+        seq.preemptions += 1
+        self._preemptions += 1
+        if seq.in_flight:
+            self._leavers[slot, epoch] = seq
+        heapq.heappush(self._waiting, seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Give back slot and blocks; what has been computed of whole blocks stays findable until evicted."""
+        s, size, slot = self.slots, self.block_size, seq.slot
+        blocks = s.blocks(slot).copy()
+        full = int(min(s.computed[slot], s.retired[slot] - 1)) // size
+        if self.prefix_cache:
+            for node in seq.nodes[full:]:
+                if node is not None and not node.ready:
+                    self.tree.forget(node.block)
+            self._grow_nodes(seq, full, s.tokens[slot], ready=True)
+        seq.nodes = []
+        s.vacate(seq)
+        self.pool.release(blocks)
+
+    # -- endings ------------------------------------------------------------------------------------------------
+
+    def _end(
+        self, seq: Sequence, reason: FinishReason, *, stop_token: int | None = None, keep: int | None = None
+    ) -> None:
+        """Take a sequence out for good and report its completion with the next output."""
+        if seq.status is SequenceStatus.RUNNING:
+            self._leave(seq)
+        seq.status = SequenceStatus.FINISHED
+        del self._by_id[seq.id]
+        now = self._clock()
+        generated = seq.tokens[seq.prompt_len : keep].tolist()
+        if stop_token is not None:
+            generated = generated[:-1]
+        named = stop_token is not None and stop_token in seq.request.sampling.stop_token_ids
+        self._ended.completions.append(
+            Completion(
+                id=seq.id,
+                token_ids=generated,
+                finish_reason=reason,
+                stop_reason=stop_token if named else None,
+                prompt_tokens=seq.prompt_len,
+                cached_tokens=min(seq.cached_tokens, seq.prompt_len),
+                preemptions=seq.preemptions,
+                queued_s=(seq.scheduled_at or now) - seq.added_at,
+                first_token_s=(seq.first_token_at or now) - seq.added_at,
+                total_s=now - seq.added_at,
+            )
+        )
+
+    def _retire_leaver(self, tenancy: tuple[int, int], token: int) -> None:
+        """A token of a sequence that has left its slot: still wanted if it was preempted, dropped if it has ended."""
+        seq = self._leavers.get(tenancy)
+        if seq is None:
+            return
+        seq.in_flight -= 1
+        if not seq.in_flight:
+            del self._leavers[tenancy]
+        if seq.status is SequenceStatus.FINISHED:
+            return
+        seq.tokens = np.append(seq.tokens, np.int32(token))
+        if seq.first_token_at is None:
+            seq.first_token_at = self._clock()
+        stopped = token in seq.stop_ids and len(seq.tokens) > seq.prompt_len + seq.request.sampling.min_tokens
+        if seq.request.stream and not stopped:
+            self._ended.tokens.append((seq.id, [token]))
+        if stopped:
+            self._end(seq, FinishReason.STOP, stop_token=token)
+        elif len(seq.tokens) >= seq.limit:
+            self._end(seq, FinishReason.LENGTH)
+
+    def _note_first_tokens(self, slots: Ints) -> None:
+        s = self.slots
+        for slot in slots[s.unsampled[slots]].tolist():
+            s.unsampled[slot] = False
+            seq = self._at(slot)
+            if seq.first_token_at is None:
+                seq.first_token_at = self._clock()
+
+    def _at(self, slot: int) -> Sequence:
+        seq = self.slots.sequence[slot]
+        assert seq is not None, "an empty slot was scheduled"
+        return seq
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def _sampling_rows(sequences: list[Sequence]) -> SamplingRows:
+    params = [seq.request.sampling for seq in sequences]
+    return SamplingRows(
+        slots=np.array([seq.slot for seq in sequences], np.int32),
+        temperature=np.array([1.0 if p.temperature is None else p.temperature for p in params], np.float32),
+        top_k=np.array([p.top_k or 0 for p in params], np.int32),
+        top_p=np.array([1.0 if p.top_p is None else p.top_p for p in params], np.float32),
+        min_p=np.array([p.min_p or 0.0 for p in params], np.float32),
+        seeds=np.array([seq.seed for seq in sequences], np.int64),
+    )

@@ -1,0 +1,66 @@
+"""One request on its way through the engine."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.prefix_tree import Node
+from headrace.engine.request import Request
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands. A preempted one waits again; its tokens are kept, its blocks are not."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and what has become of it. While it runs, counts that change each step live in the slot arrays.
+
+    tokens: prompt and generated ids known on the host, when not running (the slot's line holds them while it runs).
+    limit: the most tokens it may ever have, prompt included. in_flight: samples launched but not read back yet when
+    it left its slot. displaced: preemptions that made room for a more urgent newcomer. nodes: the prefix tree's node of
+    each full block so far, None where the block is another's; tail: number of the last one.
+    """
+
+    request: Request
+    arrival: int
+    limit: int
+    seed: int
+    added_at: float
+    tokens: NDArray[np.int32]
+    status: SequenceStatus = SequenceStatus.WAITING
+    slot: int = -1
+    in_flight: int = 0
+    preemptions: int = 0
+    displaced: int = 0
+    cached_tokens: int = 0
+    nodes: list[Node | None] = field(default_factory=list)
+    tail: int = 0
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    stop_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    @property
+    def id(self) -> str:
+        """The caller's id."""
+        return self.request.id
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt, whatever has been generated since."""
+        return len(self.request.prompt)
+
+    @property
+    def urgency(self) -> tuple[int, float, int]:
+        """Sorts waiting sequences: priority, then deadline, then arrival."""
+        deadline = self.request.deadline
+        return (self.request.priority, float("inf") if deadline is None else deadline, self.arrival)
+
+    def __lt__(self, other: "Sequence") -> bool:
+        return self.urgency < other.urgency

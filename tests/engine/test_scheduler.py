@@ -1,0 +1,285 @@
+"""The scheduler against a symbolic executor: every sequence reads its own history and ends once."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from symbolic_executor import SymbolicExecutor, expected
+
+from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.scheduler import Scheduler, StepOutput
+from headrace.engine.sequence import Sequence
+
+VOCAB = 97
+
+
+class Harness:
+    """A scheduler, a symbolic executor and a lag between them: what Engine.step does, in a few lines."""
+
+    def __init__(
+        self, *, num_blocks=64, block_size=4, max_slots=8, budget=16, lag=0, max_context=128, **options
+    ):
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks, block_size=block_size, max_slots=max_slots, max_context=max_context,
+            max_batched_tokens=budget, **options,
+        )  # fmt: skip
+        self.executor = SymbolicExecutor(
+            num_blocks, block_size, max_slots, -(-max_context // block_size), VOCAB
+        )
+        self.limit = min(max_context, num_blocks * block_size)
+        self.lag = lag
+        self.flight = deque()
+        self.completions = {}
+        self.streamed = {}
+        self.arrivals = 0
+
+    def add(self, request_id, prompt, max_tokens=8, priority=0, stop=(), stream=False, salt="", min_tokens=0):
+        params = SamplingParams(
+            temperature=0, max_tokens=max_tokens, stop_token_ids=tuple(stop), min_tokens=min_tokens
+        )
+        request = Request(request_id, prompt, params, priority=priority, stream=stream, salt=salt)
+        self.arrivals += 1
+        self.scheduler.add(
+            Sequence(
+                request=request,
+                arrival=self.arrivals,
+                limit=min(len(prompt) + max_tokens, self.limit),
+                seed=0,
+                added_at=0.0,
+                tokens=np.array(prompt, np.int32),
+                stop_ids=np.array(stop, np.int32),
+            )  # fmt: skip
+        )
+
+    def step(self):
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.flight.append((plan, self.executor.submit(plan)))
+        output = StepOutput()
+        if self.flight and (plan is None or len(self.flight) > self.lag):
+            output = self.scheduler.retire(*self.flight.popleft())
+        output.extend(self.scheduler.take_ended())
+        for request_id, tokens in output.tokens:
+            self.streamed.setdefault(request_id, []).extend(tokens)
+        for completion in output.completions:
+            assert completion.id not in self.completions, "a sequence ended twice"
+            self.completions[completion.id] = completion
+        self.scheduler.check()
+        return plan
+
+    def run(self, steps=5000):
+        for _ in range(steps):
+            if not self.scheduler.has_work and not self.flight:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "the scheduler is stuck"
+        pool = self.scheduler.pool
+        assert pool.live == 0
+        assert pool.free + pool.cached == pool.num_blocks
+        return self.completions
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 31, 32, 33])
+def test_a_prompt_of_any_length_gets_its_own_continuation(length, lag):
+    h = Harness(lag=lag)
+    prompt = list(range(length))
+    h.add("a", prompt, max_tokens=10)
+    assert h.run()["a"].token_ids == expected(prompt, 10, VOCAB)
+    h.add("again", prompt, max_tokens=10)
+    again = h.run()["again"]
+    assert again.token_ids == expected(prompt, 10, VOCAB)
+    assert again.cached_tokens == (length - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_tiny_pool_preempts_and_still_answers_right(lag):
+    h = Harness(num_blocks=12, max_slots=6, lag=lag, max_context=40)
+    prompts = {f"r{i}": [i, i + 1, i + 2] for i in range(6)}
+    for name, prompt in prompts.items():
+        h.add(name, prompt, max_tokens=30)
+    done = h.run()
+    assert h.scheduler.stats().preemptions > 0
+    for name, prompt in prompts.items():
+        assert done[name].token_ids == expected(prompt, 30, VOCAB)
+        assert done[name].finish_reason is FinishReason.LENGTH
+
+
+def test_siblings_share_a_prefix_within_one_step_and_fill_it_once():
+    h = Harness(budget=64)
+    shared = list(range(16))
+    for i in range(4):
+        h.add(f"r{i}", [*shared, 50 + i], max_tokens=1)
+    plan = h.step()
+    assert plan.num_tokens == 17 + 3, "the shared blocks were computed more than once"
+    done = h.run()
+    for i in range(4):
+        assert done[f"r{i}"].token_ids == expected([*shared, 50 + i], 1, VOCAB)
+    assert [done[f"r{i}"].cached_tokens for i in range(4)] == [0, 16, 16, 16]
+
+
+def test_a_sibling_waits_for_a_prefix_that_is_being_filled_and_others_pass_it():
+    h = Harness(budget=8)
+    shared = list(range(24))
+    h.add("first", [*shared, 1], max_tokens=2)
+    h.add("sibling", [*shared, 2], max_tokens=2)
+    h.add("other", [90, 91], max_tokens=2)
+    done = h.run()
+    assert done["sibling"].cached_tokens == 24
+    assert done["sibling"].token_ids == expected([*shared, 2], 2, VOCAB)
+    assert done["other"].token_ids == expected([90, 91], 2, VOCAB)
+
+
+def test_an_aborted_prefill_leaves_nothing_half_filled_to_be_found():
+    h = Harness(budget=8)
+    prompt = list(range(30))
+    h.add("a", prompt)
+    h.step()
+    h.scheduler.abort("a")
+    h.add("b", prompt, max_tokens=4)
+    done = h.run()
+    assert done["a"].finish_reason is FinishReason.ABORT
+    assert done["b"].token_ids == expected(prompt, 4, VOCAB)
+    assert done["b"].cached_tokens == 8
+
+
+def test_salts_do_not_share():
+    h = Harness()
+    h.add("a", list(range(12)), salt="x")
+    h.run()
+    h.add("b", list(range(12)), salt="y")
+    assert h.run()["b"].cached_tokens == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_stop_token_ends_the_sequence_and_is_left_out_even_at_the_limit(lag):
+    prompt = [5, 6, 7]
+    full = expected(prompt, 6, VOCAB)
+    h = Harness(lag=lag)
+    h.add("a", prompt, max_tokens=6, stop=[full[5]])
+    h.add("b", prompt, max_tokens=6, stop=[full[2]])
+    done = h.run()
+    assert done["a"].token_ids == full[:5]
+    assert (done["a"].finish_reason, done["a"].stop_reason) == (FinishReason.STOP, full[5])
+    assert done["b"].token_ids == full[:2]
+
+
+def test_the_text_side_can_cut_a_streaming_sequence():
+    prompt = [5, 6, 7]
+    h = Harness(lag=2)
+    h.add("a", prompt, max_tokens=20, stream=True)
+    for _ in range(8):
+        h.step()
+    h.scheduler.finish("a", 3)
+    done = h.run()
+    assert done["a"].token_ids == expected(prompt, 3, VOCAB)
+    assert h.streamed["a"][:3] == done["a"].token_ids
+
+
+def test_a_more_urgent_newcomer_takes_a_slot_from_a_less_urgent_sequence_but_never_from_an_equal():
+    h = Harness(max_slots=2)
+    h.add("bulk-0", [1, 2], max_tokens=40, priority=2)
+    h.add("bulk-1", [3, 4], max_tokens=40, priority=2)
+    for _ in range(5):
+        h.step()
+    h.add("equal", [5], max_tokens=2, priority=2)
+    h.step()
+    assert h.scheduler.stats().preemptions == 0
+    h.add("urgent", [6], max_tokens=2, priority=0)
+    h.step()
+    assert h.scheduler.stats().preemptions == 1
+    for _ in range(3):
+        h.step()
+    assert "urgent" in h.completions
+    assert "equal" not in h.completions
+    done = h.run()
+    assert {c.preemptions for c in done.values()} == {0, 1}
+    for name, prompt in {"bulk-0": [1, 2], "bulk-1": [3, 4]}.items():
+        assert done[name].token_ids == expected(prompt, 40, VOCAB)
+
+
+def test_nobody_is_displaced_for_a_newcomer_that_would_not_fit_even_then():
+    h = Harness(num_blocks=8, max_slots=4, max_context=32)
+    h.add("equal", [1] * 20, max_tokens=4, priority=0)
+    h.add("bulk", [2] * 4, max_tokens=12, priority=5)
+    h.step()
+    h.step()
+    h.add("urgent", [3] * 24, max_tokens=2, priority=0)
+    h.step()
+    assert h.scheduler.stats().preemptions == 0
+    assert len(h.run()) == 3
+
+
+def test_waste_is_one_partial_block_a_sequence():
+    h = Harness(block_size=4, budget=64)
+    for i in range(4):
+        h.add(f"r{i}", [i] * (5 + i), max_tokens=20)
+    h.step()
+    stats = h.scheduler.stats()
+    assert stats.wasted_tokens <= 4 * 3
+    assert stats.blocks_live * 4 - stats.wasted_tokens == sum(5 + i for i in range(4))
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # family: prompts of one family begin alike
+        st.integers(1, 40),  # prompt length
+        st.integers(1, 24),  # max_tokens
+        st.integers(0, 2),  # priority
+        st.integers(0, 12),  # step at which it arrives
+        st.sampled_from(["run", "run", "run", "abort", "stream"]),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=requests,
+    lag=st.integers(0, 2),
+    budget=st.integers(4, 40),
+    num_blocks=st.integers(16, 40),
+    slots=st.integers(1, 6),
+    prefix_cache=st.booleans(),
+)
+def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
+    requests, lag, budget, num_blocks, slots, prefix_cache
+):
+    h = Harness(
+        num_blocks=num_blocks,
+        max_slots=slots,
+        budget=budget,
+        lag=lag,
+        max_context=64,
+        prefix_cache=prefix_cache,
+    )
+    waiting = sorted(enumerate(requests), key=lambda item: item[1][4])
+    step = 0
+    while waiting or h.scheduler.has_work or h.flight:
+        while waiting and waiting[0][1][4] <= step:
+            i, (family, length, max_tokens, priority, _, kind) = waiting.pop(0)
+            prompt = [(family + position // (1 + family)) % VOCAB for position in range(length)]
+            h.add(f"r{i}", prompt, max_tokens, priority, stream=kind == "stream")
+            if kind == "abort":
+                h.scheduler.abort(f"r{i}") if length % 2 else None
+        h.step()
+        for i, (_, _, _, _, at, kind) in enumerate(requests):
+            if kind == "abort" and step == at + 5:
+                h.scheduler.abort(f"r{i}")
+        step += 1
+        assert step < 4000, "the scheduler is stuck"
+    h.run()
+    assert len(h.completions) == len(requests)
+    for i, (family, length, max_tokens, _, _, kind) in enumerate(requests):
+        completion = h.completions[f"r{i}"]
+        prompt = [(family + position // (1 + family)) % VOCAB for position in range(length)]
+        reference = expected(prompt, min(max_tokens, h.limit - length), VOCAB)
+        if completion.finish_reason is FinishReason.ABORT:
+            assert completion.token_ids == reference[: len(completion.token_ids)]
+        else:
+            assert completion.token_ids == reference
+        if kind == "stream":
+            assert h.streamed[f"r{i}"] == completion.token_ids
