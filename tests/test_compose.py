@@ -9,6 +9,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
+from headrace.settings import Settings, variable
+
 ROOT = Path(__file__).parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -80,6 +82,7 @@ def test_the_gpu_worker_reserves_a_device_and_has_an_image_of_its_own() -> None:
     assert worker["profiles"] == ["gpu"]
     assert worker["build"]["args"] == {"DEVICE": "gpu"}
     assert worker["image"] != SERVICES["worker"]["image"]
+    assert worker["environment"]["HEADRACE_DEVICE"] == "cuda"
     (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
     assert device["driver"] == "nvidia"
@@ -165,9 +168,16 @@ def test_the_command_line_sees_the_files_of_this_folder() -> None:
     assert f".:{workdir}:ro" in SERVICES["headrace"]["volumes"]
 
 
-def test_a_worker_gets_longer_to_stop_than_docker_s_ten_seconds() -> None:
+def test_a_worker_gets_longer_to_stop_than_its_own_grace_time() -> None:
+    grace = Settings.model_fields["grace_seconds"].default
     for name in ("worker", "worker-gpu"):
-        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > 10
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > grace
+
+
+def test_every_setting_given_to_our_services_exists() -> None:
+    known = {variable(field) for field in Settings.model_fields} | {"HF_TOKEN"}
+    for name in OURS:
+        assert SERVICES[name]["environment"].keys() <= known
 
 
 def test_the_image_runs_as_a_user_other_than_root() -> None:
