@@ -1,0 +1,18 @@
+"""Which path a launcher takes."""
+
+import triton
+from torch import Tensor
+
+# Under TRITON_INTERPRET=1 the kernels below run on the CPU, in numpy: that is how they are tested without a GPU.
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+
+
+def use_triton(x: Tensor) -> bool:
+    """Whether x belongs to a Triton kernel (a CUDA tensor, or any tensor in the interpreter)."""
+    return x.is_cuda or INTERPRETED
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise ValueError(message) unless condition holds."""
+    if not condition:
+        raise ValueError(message)
