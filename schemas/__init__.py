@@ -1,1 +1,69 @@
-""""""
+"""The wire contract: what goes over Kafka, and what everybody calls it.
+
+Read in this order: ids (what a job is called), envelope (what all but the engine need of it), job and sampling (what
+may be asked for), result (what comes back), control (batches and cancels), errors (what can be wrong).
+"""
+
+from headrace.schemas.control import (
+    BatchClosed,
+    BatchOpened,
+    CancelBatch,
+    CancelJob,
+    ControlMessage,
+    parse_control,
+)
+from headrace.schemas.envelope import Envelope, Headers, parse_envelope
+from headrace.schemas.errors import ErrorCode, InvalidJob, Outcome, SchemaError, Unparsable
+from headrace.schemas.ids import Source, job_key, named_key, uuid7
+from headrace.schemas.job import JobKind, Message, PromptJob, encode_job, parse_job
+from headrace.schemas.result import (
+    Choice,
+    JobError,
+    JobResult,
+    Timings,
+    UnreadableResult,
+    Usage,
+    result_key_and_run,
+)
+from headrace.schemas.sampling import Sampling
+from headrace.schemas.states import JobState
+from headrace.schemas.topics import Topics
+from headrace.schemas.wire import clean_json, clean_text
+
+__all__ = [
+    "BatchClosed",
+    "BatchOpened",
+    "CancelBatch",
+    "CancelJob",
+    "Choice",
+    "ControlMessage",
+    "Envelope",
+    "ErrorCode",
+    "Headers",
+    "InvalidJob",
+    "JobError",
+    "JobKind",
+    "JobResult",
+    "JobState",
+    "Message",
+    "Outcome",
+    "PromptJob",
+    "Sampling",
+    "SchemaError",
+    "Source",
+    "Timings",
+    "Topics",
+    "Unparsable",
+    "UnreadableResult",
+    "Usage",
+    "clean_json",
+    "clean_text",
+    "encode_job",
+    "job_key",
+    "named_key",
+    "parse_control",
+    "parse_envelope",
+    "parse_job",
+    "result_key_and_run",
+    "uuid7",
+]

@@ -1,0 +1,94 @@
+"""Lines of OpenAI's batch format: ``{custom_id, method, url, body}``, read as jobs.
+
+Beside ``body`` a line may carry the fields of PromptJob that OpenAI's format has no place for: ``job_id``,
+``batch_id``, ``tenant``, ``deadline``, ``metadata``, ``idempotency_key``, ``requires``, ``schema_version``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.schemas.errors import ErrorCode
+from headrace.schemas.explain import Wrong
+from headrace.schemas.options import NOT_YET
+from headrace.schemas.sampling import Sampling
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+URLS = (CHAT_URL, COMPLETIONS_URL)
+
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_LINE_FIELDS = frozenset(
+    {
+        "schema_version",
+        "job_id",
+        "idempotency_key",
+        "tenant",
+        "batch_id",
+        "custom_id",
+        "deadline",
+        "metadata",
+        "requires",
+    }
+)
+
+
+class BadLine(Exception):
+    """The line is not one that can be read as a job."""
+
+    def __init__(self, code: ErrorCode, message: str, param: str) -> None:
+        super().__init__(message)
+        self.wrong = Wrong(code, message, param)
+
+
+def is_batch_line(record: Mapping[str, Any]) -> bool:
+    """Whether a record is a line of OpenAI's batch format rather than a PromptJob."""
+    return ("url" in record or "body" in record) and not any(field in record for field in _PROMPT_FIELDS)
+
+
+def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of PromptJob for a batch line, not yet validated. Raises BadLine."""
+    url, body = _check(line)
+    sampling = {name: item for name, item in body.items() if name in Sampling.model_fields or name in NOT_YET}
+    job = {name: item for name, item in line.items() if name in _LINE_FIELDS}
+    return {**job, **_prompt(url, body), "model": body.get("model"), "sampling": sampling}
+
+
+def param(path: str) -> str:
+    """Where the field of PromptJob at ``path`` stands in a batch line."""
+    outer = path.split(".", 1)[0]
+    return path if outer in _LINE_FIELDS else f"body.{path.removeprefix('sampling.')}"
+
+
+def _check(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    for field in ("custom_id", "url", "body"):
+        if line.get(field) is None:
+            raise BadLine(ErrorCode.MISSING_FIELD, f"{field} is missing from the batch line", field)
+    if line.get("method", "POST") != "POST":
+        raise BadLine(ErrorCode.INVALID_VALUE, "method must be POST", "method")
+    url, body = line["url"], line["body"]
+    if url not in URLS:
+        raise BadLine(ErrorCode.UNSUPPORTED_URL, f"url must be one of {' and '.join(URLS)}", "url")
+    if not isinstance(body, dict):
+        raise BadLine(ErrorCode.INVALID_TYPE, "body must be an object", "body")
+    return url, body
+
+
+def _prompt(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    wanted, other = ("messages", "prompt") if url == CHAT_URL else ("prompt", "messages")
+    if body.get(other) is not None:
+        raise BadLine(ErrorCode.INVALID_VALUE, f"body.{other} does not belong to {url}", f"body.{other}")
+    prompt = body.get(wanted)
+    if prompt is None:
+        raise BadLine(ErrorCode.MISSING_FIELD, f"body.{wanted} is missing", f"body.{wanted}")
+    if wanted == "messages" or not isinstance(prompt, list):
+        return {wanted: prompt}
+    # OpenAI allows a list of strings, of token ids, or of lists of token ids; a job is one prompt.
+    if any(isinstance(item, str | list) for item in prompt):
+        if len(prompt) > 1:
+            raise BadLine(
+                ErrorCode.UNSUPPORTED_OPTION,
+                "body.prompt must be one prompt; send a line for each",
+                "body.prompt",
+            )
+        prompt = prompt[0]
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}

@@ -1,0 +1,58 @@
+"""Pydantic's errors, told to people: which field, and what is allowed there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from headrace.schemas.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What is wrong with a job: ``param`` is the dotted path of the field, as the producer wrote it."""
+
+    code: ErrorCode
+    message: str
+    param: str | None
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], rename: Callable[[str], str] | None = None
+) -> Wrong:
+    """The first of ``error``, with the path as ``rename`` gives it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    context = first.get("ctx", {}) if first["type"] == "refused" else {}
+    path, allowed = _locate(model, first["loc"])
+    path = ".".join(filter(None, (path, *map(str, context.get("param", ())))))
+    param = rename(path) if rename else path
+    if context:
+        return Wrong(context["code"], f"{param} {context['message']}", param)
+    if first["type"] == "missing":
+        return Wrong(ErrorCode.MISSING_FIELD, f"{param} is missing; it must be {allowed}", param)
+    is_type = first["type"].endswith("_type") or first["type"] == "int_from_float"
+    code = ErrorCode.INVALID_TYPE if is_type else ErrorCode.INVALID_VALUE
+    return Wrong(code, f"{param} must be {allowed}" if allowed else f"{param}: {first['msg']}", param)
+
+
+def _locate(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str, str | None]:
+    """The path that ``loc`` stands for, and the description of the innermost field on it."""
+    path: list[str] = []
+    allowed: str | None = None
+    inside: type[BaseModel] | None = model
+    for step in loc:
+        if isinstance(step, int):
+            path.append(str(step))
+        elif inside is not None and step in inside.model_fields:
+            path.append(step)
+            field = inside.model_fields[step]
+            allowed, inside = field.description, _model_in(field.annotation)
+        # The rest are tags of a union's members and keys of the user's own: neither belongs in a message.
+    return ".".join(path), allowed
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

@@ -1,0 +1,228 @@
+"""The job as a producer writes it, and how it goes on the wire and comes off it."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from headrace.schemas import batch_line, topics
+from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, Record, parse_deadline, read_record
+from headrace.schemas.errors import ErrorCode, InvalidJob
+from headrace.schemas.explain import explain
+from headrace.schemas.ids import Source
+from headrace.schemas.options import refusal, refuse_misplaced, refuse_unsupported
+from headrace.schemas.sampling import Sampling, Text, TokenId
+from headrace.schemas.wire import MAX_DEPTH, dump, nested_too_deep
+
+SCHEMA_VERSION = 1
+MAX_PROMPT_CHARS = 4_000_000
+MAX_PROMPT_TOKENS = 2_000_000
+MAX_MESSAGES = 10_000
+MAX_METADATA = 16
+
+SAMPLING_OPTIONS = frozenset(Sampling.model_fields)
+
+
+class JobKind(StrEnum):
+    """What a job asks for, which also says what its result looks like."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+def _check_name(name: str) -> str:
+    if any(character < " " or character == "\x7f" for character in name):
+        raise refusal(ErrorCode.INVALID_VALUE, "must be a string without control characters")
+    return name
+
+
+Name = Annotated[
+    Text,
+    Field(min_length=1, max_length=MAX_ID_CHARS, description=f"a string of 1 to {MAX_ID_CHARS} characters"),
+    AfterValidator(_check_name),
+]
+
+
+class TextPart(BaseModel):
+    """A piece of a message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["text"] = Field(description='"text"; other kinds of content are not supported yet')
+    text: Text = Field(description="a string")
+
+
+class Message(BaseModel):
+    """A turn of a conversation."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="one of system, developer, user and assistant"
+    )
+    content: Text | list[TextPart] = Field(description="a string or a list of text parts")
+    name: Text | None = Field(None, description="a string; who speaks, for templates that tell")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_tools(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for field in ("tool_calls", "function_call", "tool_call_id", "audio"):
+                if data.get(field):
+                    raise refusal(ErrorCode.UNSUPPORTED_OPTION, "is not supported yet; leave it out", field)
+        return data
+
+
+MetadataKey = Annotated[Text, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[Text, Field(max_length=512)]
+
+
+class PromptJob(BaseModel):
+    """One prompt to answer. Unknown fields are ignored; what must not be ignored is named in ``requires``."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    schema_version: int = Field(SCHEMA_VERSION, ge=1, description="a whole number, 1 or more")
+    job_id: Name | None = Field(
+        None, description=f"a string of 1 to {MAX_ID_CHARS} characters; a UUIDv7 is the job's id as it is"
+    )
+    idempotency_key: Name | None = Field(
+        None,
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; names the job where there is no job_id",
+    )
+    tenant: Name = Field("default", description=f"a string of 1 to {MAX_ID_CHARS} characters")
+    batch_id: Name | None = Field(
+        None, description=f"a string of 1 to {MAX_ID_CHARS} characters; the batch that the job counts for"
+    )
+    custom_id: Name | None = Field(
+        None, description=f"a string of 1 to {MAX_ID_CHARS} characters; comes back with the result"
+    )
+    model: Name | None = Field(
+        None, description="the name of a model that the topic's workers serve; left out: the one they serve"
+    )
+    prompt: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARS)] | None = Field(
+        None, description=f"a string of 1 to {MAX_PROMPT_CHARS:,} characters"
+    )
+    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)] | None = (
+        Field(None, description=f"a list of 1 to {MAX_PROMPT_TOKENS:,} token ids")
+    )
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
+        None, description=f"a list of 1 to {MAX_MESSAGES:,} messages"
+    )
+    sampling: Sampling = Field(
+        default_factory=lambda: Sampling(), description="an object of sampling options"
+    )
+    deadline: Annotated[
+        datetime | None, BeforeValidator(lambda value: value if value is None else parse_deadline(value))
+    ] = Field(
+        None,
+        description="a time after 2000: RFC 3339 with a zone, such as 2027-01-31T12:00:00Z, or seconds since the epoch",
+    )
+    metadata: dict[MetadataKey, MetadataValue] = Field(
+        default_factory=dict,
+        max_length=MAX_METADATA,
+        description=f"an object of up to {MAX_METADATA} strings, names up to 64 and values up to 512 characters long",
+    )
+    requires: list[Text] = Field(
+        default_factory=list,
+        max_length=64,
+        description="a list of the features that the job cannot do without",
+    )
+
+    _envelope: Envelope | None = PrivateAttr(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            refuse_unsupported(data)
+            refuse_misplaced(data, SAMPLING_OPTIONS)
+        return data
+
+    @model_validator(mode="after")
+    def _exactly_one_prompt(self) -> Self:
+        given = [
+            name for name in ("prompt", "prompt_token_ids", "messages") if getattr(self, name) is not None
+        ]
+        if not given:
+            raise refusal(
+                ErrorCode.MISSING_FIELD,
+                "is missing: give one of prompt, prompt_token_ids and messages",
+                "prompt",
+            )
+        if len(given) > 1:
+            raise refusal(
+                ErrorCode.INVALID_VALUE, f"must not stand beside {given[0]}: give only one of them", given[1]
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_known_features(self) -> Self:
+        for index, feature in enumerate(self.requires):
+            if feature not in FEATURES:
+                message = (
+                    f"names a feature that is not supported here; known are {', '.join(sorted(FEATURES))}"
+                )
+                raise refusal(ErrorCode.UNSUPPORTED_FEATURE, message, "requires", index)
+        return self
+
+    @property
+    def kind(self) -> JobKind:
+        """Chat if the job has messages, else a completion."""
+        return JobKind.COMPLETION if self.messages is None else JobKind.CHAT
+
+    @property
+    def envelope(self) -> Envelope:
+        """What parse_job read beside the job: its id, the digest of its content. Only parsed jobs have it."""
+        if self._envelope is None:
+            raise AttributeError("a job that was not read from a record has no envelope")
+        return self._envelope
+
+
+# What `requires` may name: every field of a job and every sampling option, and the batch format.
+FEATURES = frozenset(PromptJob.model_fields) | SAMPLING_OPTIONS | {"openai_batch_line"}
+
+
+def parse_job(value: bytes | None, headers: Headers, source: Source) -> PromptJob:
+    """The job in a record, validated. Raises Unparsable, or InvalidJob where the job fails under its own id."""
+    record = read_record(value, headers, source)
+    if nested_too_deep(value or b"", record.body):
+        message = f"the job is nested too deep; at most {MAX_DEPTH} levels are allowed"
+        raise InvalidJob(record.envelope, ErrorCode.NESTED_TOO_DEEP, message)
+    return _validate(record)
+
+
+def _validate(record: Record) -> PromptJob:
+    is_line = batch_line.is_batch_line(record.body)
+    try:
+        job = PromptJob.model_validate(batch_line.to_job(record.body) if is_line else record.body)
+    except ValidationError as error:
+        wrong = explain(error, PromptJob, rename=batch_line.param if is_line else None)
+    except batch_line.BadLine as error:
+        wrong = error.wrong
+    else:
+        job._envelope = record.envelope
+        return job
+    raise InvalidJob(record.envelope, wrong.code, wrong.message, wrong.param)
+
+
+def encode_job(job: PromptJob) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:
+    """Key, value and headers of a job's record. Without a job_id there is no key: the id comes from the place."""
+    headers = [(topics.CONTENT_TYPE, topics.JSON), (topics.TENANT, job.tenant.encode())]
+    headers += [
+        (name, text.encode())
+        for name, text in ((topics.BATCH_ID, job.batch_id), (topics.CUSTOM_ID, job.custom_id))
+        if text is not None
+    ]
+    key = None if job.job_id is None else job.job_id.encode()
+    return key, dump(job.model_dump(mode="json", exclude_none=True, exclude_defaults=True)), headers

@@ -1,0 +1,85 @@
+"""Options that are known but not carried out yet: refused by name, never dropped in silence.
+
+The one list that grows shorter as the engine learns: an option moves from here to a field of ``Sampling`` or
+``PromptJob``. Names are OpenAI's, or vLLM's where OpenAI has none.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from headrace.schemas.errors import ErrorCode
+
+# Each option with the values that ask for nothing (null never does), which generic clients send along.
+NOT_YET: Mapping[str, tuple[object, ...]] = {
+    # Sampling
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    # What comes back
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "stream": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+    # Structured output
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    # Chat
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "reasoning_effort": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "web_search_options": (),
+    # Prompts
+    "truncate_prompt_tokens": (),
+    "add_special_tokens": (True,),
+    "input": (),
+}
+
+
+def refuse_unsupported(fields: Mapping[str, Any]) -> None:
+    """Raise for the first of ``fields`` that asks for something in NOT_YET."""
+    for name in NOT_YET.keys() & fields.keys():
+        if not _asks_for_nothing(fields[name], NOT_YET[name]):
+            raise refusal(ErrorCode.UNSUPPORTED_OPTION, "is not supported yet; leave it out", name)
+
+
+def refuse_misplaced(fields: Mapping[str, Any], sampling_options: Collection[str]) -> None:
+    """Raise for the first sampling option that stands beside ``sampling`` and would be ignored there."""
+    for name in sampling_options & fields.keys():
+        raise refusal(ErrorCode.MISPLACED_OPTION, f"belongs inside `sampling`: write sampling.{name}", name)
+
+
+def refusal(code: ErrorCode, message: str, *param: str | int) -> PydanticCustomError:
+    """An error for a validator to raise. The message reads on from the path of the field: "n is not supported"."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "code": code, "param": param})
+
+
+def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
+    # By type as well: logprobs 0 asks for the sampled tokens' logprobs, logprobs false for none.
+    return value is None or any(type(value) is type(none) and value == none for none in neutral)

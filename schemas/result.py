@@ -1,0 +1,184 @@
+"""What came of a job: one JobResult for each run that ended."""
+
+from datetime import datetime
+from typing import Any, Self
+from uuid import UUID
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace.schemas import topics
+from headrace.schemas.errors import ErrorCode, SchemaError
+from headrace.schemas.job import SCHEMA_VERSION, JobKind
+from headrace.schemas.states import JobState
+from headrace.schemas.wire import dump
+
+
+class UnreadableResult(SchemaError):
+    """Bytes that are no JobResult."""
+
+
+class Usage(BaseModel):
+    """What a job cost, in tokens."""
+
+    prompt_tokens: int = Field(0, description="Tokens of the prompt, the cached ones included.")
+    cached_tokens: int = Field(0, description="Tokens of the prompt that were taken from the prefix cache.")
+    completion_tokens: int = Field(0, description="Tokens generated.")
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Choice(BaseModel):
+    """One answer."""
+
+    index: int = 0
+    text: str = Field(description="The answer. A character that JSON stores cannot hold is U+FFFD.")
+    finish_reason: str = Field(description='Why it ended: "stop" or "length".')
+    stop_reason: str | int | None = Field(
+        None, description="The stop string or stop token id that ended it, if any."
+    )
+
+
+class Timings(BaseModel):
+    """When, in UTC, and how long, in seconds."""
+
+    submitted_at: datetime | None = Field(None, description="The timestamp of the job's record.")
+    started_at: datetime | None = Field(None, description="When this attempt was given to the engine.")
+    finished_at: datetime | None = Field(None, description="When this run ended.")
+    queued_s: float | None = Field(None, description="From the engine's taking the job to its first step.")
+    first_token_s: float | None = Field(
+        None, description="From the engine's taking the job to its first token."
+    )
+    total_s: float | None = Field(None, description="From the engine's taking the job to its end.")
+
+
+class JobError(BaseModel):
+    """Why a job did not succeed: a stable code, a sentence for people, the path of the field at fault."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class JobResult(BaseModel):
+    """How one run of a job ended."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int = SCHEMA_VERSION
+    id: UUID = Field(description="The job's key. Drop duplicates by (id, run).")
+    tenant: str = "default"
+    job_id: str | None = Field(None, description="As the producer wrote it.")
+    batch_id: str | None = None
+    custom_id: str | None = None
+    model: str | None = Field(None, description="The model that answered.")
+    kind: JobKind = JobKind.COMPLETION
+    run: int = Field(1, description="1, and one more each time that the job was reopened.")
+    attempt: int = Field(1, description="How many times this run was given to an engine, this one included.")
+    state: JobState = Field(description="A terminal state.")
+    choices: list[Choice] = Field(default_factory=list)
+    usage: Usage = Field(default_factory=lambda: Usage())
+    timings: Timings = Field(default_factory=lambda: Timings())
+    error: JobError | None = None
+    worker: str | None = Field(None, description="The worker that wrote this result.")
+    metadata: dict[str, str] = Field(default_factory=dict, description="As the producer wrote it.")
+
+    @property
+    def key(self) -> bytes:
+        """The key of the result's record."""
+        return str(self.id).encode()
+
+    @property
+    def headers(self) -> list[tuple[str, bytes]]:
+        """The headers of the result's record: enough to tell whose it is without reading it."""
+        named = (
+            (topics.TENANT, self.tenant),
+            (topics.BATCH_ID, self.batch_id),
+            (topics.CUSTOM_ID, self.custom_id),
+        )
+        return [
+            (topics.CONTENT_TYPE, topics.JSON),
+            *((name, text.encode("utf-8", "replace")) for name, text in named if text is not None),
+        ]
+
+    def encode(self) -> bytes:
+        """The value of the result's record, and the body in the job table: JSON that jsonb takes."""
+        return dump(self.model_dump(exclude_none=True))
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """The result in a record's value. Raises UnreadableResult."""
+        try:
+            return cls.model_validate_json(value)
+        except ValidationError as error:
+            raise UnreadableResult(f"no JobResult: {error.errors(include_input=False)[0]['msg']}") from None
+
+    def to_openai(self) -> dict[str, Any]:
+        """The result as a line of OpenAI's batch output (succeeded) or error file (every other state)."""
+        line = {"id": f"batch_req_{self.id}", "custom_id": self.custom_id}
+        if self.state is JobState.SUCCEEDED:
+            body = self._chat_body() if self.kind is JobKind.CHAT else self._completion_body()
+            response = {"status_code": 200, "request_id": str(self.id), "body": body}
+            return {**line, "response": response, "error": None}
+        error = self.error or JobError(code=self.state, message=f"the job is {self.state}")
+        code = _OPENAI_CODES.get(error.code, error.code)
+        return {
+            **line,
+            "response": None,
+            "error": {"code": code, "message": error.message, "param": error.param},
+        }
+
+    def _chat_body(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in self.choices
+        ]
+        return {**self._body("chat.completion", "chatcmpl"), "choices": choices, "usage": self._usage()}
+
+    def _completion_body(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": choice.index,
+                "text": choice.text,
+                "logprobs": None,
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in self.choices
+        ]
+        return {**self._body("text_completion", "cmpl"), "choices": choices, "usage": self._usage()}
+
+    def _body(self, kind: str, prefix: str) -> dict[str, Any]:
+        finished = self.timings.finished_at
+        created = 0 if finished is None else int(finished.timestamp())
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": created, "model": self.model}
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.usage.prompt_tokens,
+            "completion_tokens": self.usage.completion_tokens,
+            "total_tokens": self.usage.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.usage.cached_tokens},
+        }
+
+
+_OPENAI_CODES: dict[str, str] = {
+    ErrorCode.DEADLINE_EXCEEDED: "batch_expired",
+    ErrorCode.CANCELLED: "batch_cancelled",
+}
+
+
+def result_key_and_run(value: bytes) -> tuple[UUID, int]:
+    """What duplicates are dropped by. Raises UnreadableResult."""
+    try:
+        parsed = orjson.loads(value)
+        return UUID(parsed["id"]), int(parsed.get("run", 1))
+    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError):
+        raise UnreadableResult("no JobResult") from None

@@ -1,0 +1,87 @@
+"""Names on the wire: topics and headers."""
+
+import re
+from dataclasses import dataclass
+
+CONTENT_TYPE = "content-type"
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+# Envelope fields that may travel as headers. A field in the body wins over its header.
+TENANT = "headrace-tenant"
+JOB_ID = "headrace-job-id"
+BATCH_ID = "headrace-batch-id"
+CUSTOM_ID = "headrace-custom-id"
+DEADLINE = "headrace-deadline"
+
+# On dead letters: where the record came from, and why it is there.
+DEAD_TOPIC = "headrace-dead-topic"
+DEAD_PARTITION = "headrace-dead-partition"
+DEAD_OFFSET = "headrace-dead-offset"
+DEAD_TIMESTAMP = "headrace-dead-timestamp"
+DEAD_CODE = "headrace-dead-code"
+DEAD_MESSAGE = "headrace-dead-message"
+
+JSON = b"application/json"
+
+# No dots, so that tier_of can read a name back; no underscores, which Kafka warns about next to dots.
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics of one installation.
+
+    prefix: what all names begin with; several labels may be joined by dots. pool: the workers that share job topics
+    (one pool a model or a set of models); None where there is only one pool. tiers: highest first.
+    """
+
+    prefix: str = "headrace"
+    pool: str | None = None
+    tiers: tuple[str, ...] = ("interactive", "standard", "bulk")
+
+    def __post_init__(self) -> None:
+        labels = [*self.prefix.split("."), *self.tiers, *([] if self.pool is None else [self.pool])]
+        for label in labels:
+            if not _LABEL.fullmatch(label):
+                raise ValueError(f"{label!r} is no topic label: use a-z, 0-9 and hyphens inside")
+        if not self.tiers or len(set(self.tiers)) != len(self.tiers):
+            raise ValueError("tiers must be at least one, and each only once")
+
+    def jobs(self, tier: str) -> str:
+        """The topic on which jobs of ``tier`` arrive. Raises ValueError for an unknown tier."""
+        if tier not in self.tiers:
+            raise ValueError(f"{tier!r} is no tier; there are {', '.join(self.tiers)}")
+        return f"{self._jobs_prefix}{tier}"
+
+    def tier_of(self, topic: str) -> str:
+        """The tier whose jobs arrive on ``topic``. Raises ValueError for any other topic."""
+        tier = topic.removeprefix(self._jobs_prefix)
+        if tier == topic or tier not in self.tiers:
+            raise ValueError(f"{topic!r} is no topic of jobs here")
+        return tier
+
+    @property
+    def results(self) -> str:
+        """One record for each run that ended, at least once; keyed by the job's id."""
+        return f"{self.prefix}.results.v1"
+
+    @property
+    def control(self) -> str:
+        """Batches opened and closed, and cancels."""
+        return f"{self.prefix}.control.v1"
+
+    @property
+    def dead(self) -> str:
+        """Dead letters: records that never became a job, and jobs that killed their engine."""
+        return f"{self.prefix}.dead.v1"
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every topic, those of jobs first."""
+        return (*map(self.jobs, self.tiers), self.results, self.control, self.dead)
+
+    @property
+    def _jobs_prefix(self) -> str:
+        pool = "" if self.pool is None else f"{self.pool}."
+        return f"{self.prefix}.jobs.v1.{pool}"
