@@ -51,9 +51,11 @@ class BatchOpened(_AboutBatch):
     type: Literal["batch_opened"] = "batch_opened"
     opened_at: AwareDatetime | None = None
     expires_at: AwareDatetime | None = Field(
-        None, description="The deadline of jobs that have none of their own."
+        default=None, description="The deadline of jobs that have none of their own."
     )
-    input_ref: str | None = Field(None, max_length=2048, description="Where the input came from, for people.")
+    input_ref: str | None = Field(
+        default=None, max_length=2048, description="Where the input came from, for people."
+    )
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=MAX_METADATA)
 
 
@@ -75,8 +77,8 @@ class CancelJob(_Control):
     """End a job that has not ended; one that is still to come too. By ``job_id`` as sent, or by ``id``."""
 
     type: Literal["cancel_job"] = "cancel_job"
-    job_id: Name | None = Field(None, description="As the producer wrote it.")
-    id: UUID | None = Field(None, description="The job's key.")
+    job_id: Name | None = Field(default=None, description="As the producer wrote it.")
+    id: UUID | None = Field(default=None, description="The job's key.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -71,7 +71,7 @@ class Message(BaseModel):
         description="one of system, developer, user and assistant"
     )
     content: Text | list[TextPart] = Field(description="a string or a list of text parts")
-    name: Text | None = Field(None, description="a string; who speaks, for templates that tell")
+    name: Text | None = Field(default=None, description="a string; who speaks, for templates that tell")
 
     @model_validator(mode="before")
     @classmethod
@@ -92,40 +92,41 @@ class PromptJob(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    schema_version: int = Field(SCHEMA_VERSION, ge=1, description="a whole number, 1 or more")
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, description="a whole number, 1 or more")
     job_id: Name | None = Field(
-        None, description=f"a string of 1 to {MAX_ID_CHARS} characters; a UUIDv7 is the job's id as it is"
+        default=None,
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; a UUIDv7 is the job's id as it is",
     )
     idempotency_key: Name | None = Field(
-        None,
+        default=None,
         description=f"a string of 1 to {MAX_ID_CHARS} characters; names the job where there is no job_id",
     )
-    tenant: Name = Field("default", description=f"a string of 1 to {MAX_ID_CHARS} characters")
+    tenant: Name = Field(default="default", description=f"a string of 1 to {MAX_ID_CHARS} characters")
     batch_id: Name | None = Field(
-        None, description=f"a string of 1 to {MAX_ID_CHARS} characters; the batch that the job counts for"
+        default=None,
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; the batch that the job counts for",
     )
     custom_id: Name | None = Field(
-        None, description=f"a string of 1 to {MAX_ID_CHARS} characters; comes back with the result"
+        default=None, description=f"a string of 1 to {MAX_ID_CHARS} characters; comes back with the result"
     )
     model: Name | None = Field(
-        None, description="the name of a model that the topic's workers serve; left out: the one they serve"
+        default=None,
+        description="the name of a model that the topic's workers serve; left out: the one they serve",
     )
     prompt: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARS)] | None = Field(
-        None, description=f"a string of 1 to {MAX_PROMPT_CHARS:,} characters"
+        default=None, description=f"a string of 1 to {MAX_PROMPT_CHARS:,} characters"
     )
     prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)] | None = (
-        Field(None, description=f"a list of 1 to {MAX_PROMPT_TOKENS:,} token ids")
+        Field(default=None, description=f"a list of 1 to {MAX_PROMPT_TOKENS:,} token ids")
     )
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
-        None, description=f"a list of 1 to {MAX_MESSAGES:,} messages"
+        default=None, description=f"a list of 1 to {MAX_MESSAGES:,} messages"
     )
-    sampling: Sampling = Field(
-        default_factory=lambda: Sampling(), description="an object of sampling options"
-    )
+    sampling: Sampling = Field(default_factory=Sampling, description="an object of sampling options")
     deadline: Annotated[
         datetime | None, BeforeValidator(lambda value: value if value is None else parse_deadline(value))
     ] = Field(
-        None,
+        default=None,
         description="a time after 2000: RFC 3339 with a zone, such as 2027-01-31T12:00:00Z, or seconds since the epoch",
     )
     metadata: dict[MetadataKey, MetadataValue] = Field(

@@ -21,9 +21,11 @@ class UnreadableResult(SchemaError):
 class Usage(BaseModel):
     """What a job cost, in tokens."""
 
-    prompt_tokens: int = Field(0, description="Tokens of the prompt, the cached ones included.")
-    cached_tokens: int = Field(0, description="Tokens of the prompt that were taken from the prefix cache.")
-    completion_tokens: int = Field(0, description="Tokens generated.")
+    prompt_tokens: int = Field(default=0, description="Tokens of the prompt, the cached ones included.")
+    cached_tokens: int = Field(
+        default=0, description="Tokens of the prompt that were taken from the prefix cache."
+    )
+    completion_tokens: int = Field(default=0, description="Tokens generated.")
 
     @property
     def total_tokens(self) -> int:
@@ -38,21 +40,25 @@ class Choice(BaseModel):
     text: str = Field(description="The answer. A character that JSON stores cannot hold is U+FFFD.")
     finish_reason: str = Field(description='Why it ended: "stop" or "length".')
     stop_reason: str | int | None = Field(
-        None, description="The stop string or stop token id that ended it, if any."
+        default=None, description="The stop string or stop token id that ended it, if any."
     )
 
 
 class Timings(BaseModel):
     """When, in UTC, and how long, in seconds."""
 
-    submitted_at: datetime | None = Field(None, description="The timestamp of the job's record.")
-    started_at: datetime | None = Field(None, description="When this attempt was given to the engine.")
-    finished_at: datetime | None = Field(None, description="When this run ended.")
-    queued_s: float | None = Field(None, description="From the engine's taking the job to its first step.")
-    first_token_s: float | None = Field(
-        None, description="From the engine's taking the job to its first token."
+    submitted_at: datetime | None = Field(default=None, description="The timestamp of the job's record.")
+    started_at: datetime | None = Field(
+        default=None, description="When this attempt was given to the engine."
     )
-    total_s: float | None = Field(None, description="From the engine's taking the job to its end.")
+    finished_at: datetime | None = Field(default=None, description="When this run ended.")
+    queued_s: float | None = Field(
+        default=None, description="From the engine's taking the job to its first step."
+    )
+    first_token_s: float | None = Field(
+        default=None, description="From the engine's taking the job to its first token."
+    )
+    total_s: float | None = Field(default=None, description="From the engine's taking the job to its end.")
 
 
 class JobError(BaseModel):
@@ -71,19 +77,21 @@ class JobResult(BaseModel):
     schema_version: int = SCHEMA_VERSION
     id: UUID = Field(description="The job's key. Drop duplicates by (id, run).")
     tenant: str = "default"
-    job_id: str | None = Field(None, description="As the producer wrote it.")
+    job_id: str | None = Field(default=None, description="As the producer wrote it.")
     batch_id: str | None = None
     custom_id: str | None = None
-    model: str | None = Field(None, description="The model that answered.")
+    model: str | None = Field(default=None, description="The model that answered.")
     kind: JobKind = JobKind.COMPLETION
-    run: int = Field(1, description="1, and one more each time that the job was reopened.")
-    attempt: int = Field(1, description="How many times this run was given to an engine, this one included.")
+    run: int = Field(default=1, description="1, and one more each time that the job was reopened.")
+    attempt: int = Field(
+        default=1, description="How many times this run was given to an engine, this one included."
+    )
     state: JobState = Field(description="A terminal state.")
     choices: list[Choice] = Field(default_factory=list)
-    usage: Usage = Field(default_factory=lambda: Usage())
-    timings: Timings = Field(default_factory=lambda: Timings())
+    usage: Usage = Field(default_factory=Usage)
+    timings: Timings = Field(default_factory=Timings)
     error: JobError | None = None
-    worker: str | None = Field(None, description="The worker that wrote this result.")
+    worker: str | None = Field(default=None, description="The worker that wrote this result.")
     metadata: dict[str, str] = Field(default_factory=dict, description="As the producer wrote it.")
 
     @property

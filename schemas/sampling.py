@@ -42,14 +42,18 @@ class Sampling(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     temperature: float | None = Field(
-        None,
+        default=None,
         ge=0,
         le=2,
         allow_inf_nan=False,
         description="a number from 0 to 2; 0 always takes the likeliest token",
     )
     top_p: float | None = Field(
-        None, gt=0, le=1, allow_inf_nan=False, description="a number above 0 and up to 1; 1 keeps all tokens"
+        default=None,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="a number above 0 and up to 1; 1 keeps all tokens",
     )
     top_k: Annotated[
         int | None,
@@ -57,25 +61,25 @@ class Sampling(BaseModel):
         Field(ge=0, lt=2**31, description="a whole number, 1 or more; 0 or -1 keeps all tokens"),
     ] = None
     min_p: float | None = Field(
-        None, ge=0, le=1, allow_inf_nan=False, description="a number from 0 to 1; 0 keeps all tokens"
+        default=None, ge=0, le=1, allow_inf_nan=False, description="a number from 0 to 1; 0 keeps all tokens"
     )
     seed: int | None = Field(
-        None,
+        default=None,
         ge=-INT64,
         lt=INT64,
         description="a whole number of 64 bits; the same seed gives the same answer",
     )
     max_tokens: int | None = Field(
-        None,
+        default=None,
         ge=1,
         lt=2**31,
         description="a whole number, 1 or more; left out: what the model's context leaves",
     )
     max_completion_tokens: int | None = Field(
-        None, ge=1, lt=2**31, description="a whole number, 1 or more; another name of max_tokens"
+        default=None, ge=1, lt=2**31, description="a whole number, 1 or more; another name of max_tokens"
     )
     min_tokens: int = Field(
-        0, ge=0, lt=2**31, description="a whole number, 0 or more, and at most max_tokens"
+        default=0, ge=0, lt=2**31, description="a whole number, 0 or more, and at most max_tokens"
     )
     stop: Annotated[
         list[Stop],
@@ -90,7 +94,9 @@ class Sampling(BaseModel):
         max_length=MAX_STOP_TOKEN_IDS,
         description=f"a list of up to {MAX_STOP_TOKEN_IDS} token ids",
     )
-    ignore_eos: bool = Field(False, description="true or false; true goes on past the model's own end tokens")
+    ignore_eos: bool = Field(
+        default=False, description="true or false; true goes on past the model's own end tokens"
+    )
 
     @model_validator(mode="before")
     @classmethod
