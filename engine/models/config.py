@@ -162,12 +162,10 @@ def _sliding_window(architecture: str, config: Mapping[str, Any]) -> int | None:
     if architecture == "MistralForCausalLM":
         applies = True
     elif config.get("layer_types"):
-        applies = "sliding_attention" in config["layer_types"]
+        applies = any(kind != "full_attention" for kind in config["layer_types"])
     else:
-        applies = (
-            config.get("use_sliding_window")
-            and config.get("max_window_layers", 28) < config["num_hidden_layers"]
-        )
+        first = config.get("max_window_layers", 28)
+        applies = bool(config.get("use_sliding_window")) and first < config["num_hidden_layers"]
     return window if applies and window and window < config["max_position_embeddings"] else None
 
 
