@@ -59,7 +59,8 @@ class PrefixTree:
         The last token is always computed, because its logits are wanted; the cap keeps to whole blocks because a
         shared block is never written.
         """
-        parent, blocks = self.root(salt), []
+        parent = self.root(salt)
+        blocks: list[int] = []
         size = self.block_size
         data = tokens.tobytes()
         width = tokens.itemsize * size

@@ -55,6 +55,22 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the text side must know of the model that an engine runs.
+
+    path: its directory. max_context: prompt and answer together, as far as model and KV cache allow.
+    sampling: generation_config's defaults.
+    """
+
+    path: str
+    vocab_size: int
+    max_context: int
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    sampling: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """How one request ended.
 

@@ -106,7 +106,7 @@ class Scheduler:
         self._by_id[seq.id] = seq
         heapq.heappush(self._waiting, seq)
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id
 
     @property
@@ -206,14 +206,15 @@ class Scheduler:
         """Slots that feed a single token, each with a block to write it to; the least urgent make way if blocks end."""
         s = self.slots
         while True:
-            rows = np.flatnonzero(s.active & (s.known - s.computed == 1) & (s.known < s.limit))
+            ready = s.active & (s.known - s.computed == 1) & (s.known < s.limit)
+            rows = np.flatnonzero(ready).astype(np.int32)
             short = rows[s.computed[rows] >= s.num_blocks[rows] * self.block_size]
             if len(short) <= self.pool.available:
                 break
             self._preempt(self._least_urgent())
         if len(short):
             self._append_blocks(short, self.pool.take(len(short)))
-        return rows.astype(np.int32)
+        return rows
 
     def _append_blocks(self, slots: Ints, blocks: Ints) -> None:
         """One more block for each of these slots."""
@@ -384,7 +385,8 @@ class Scheduler:
             return
         short = np.count_nonzero(s.active & (s.computed >= s.num_blocks * self.block_size))
         need = -(-len(newcomer.tokens) // self.block_size) + self._reserve() + short
-        freed, victims = self.pool.available, []
+        freed = self.pool.available
+        victims: list[Sequence] = []
         for seq in self._displaceable(newcomer.request.priority):
             if freed >= need and (s.free or victims):
                 break

@@ -1,0 +1,102 @@
+"""Puts an engine together: model, memory, scheduler, executor."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.errors import EngineError, OutOfMemory
+from headrace.engine.executor import Executor, LocalExecutor
+from headrace.engine.hub import resolve
+from headrace.engine.kv_cache import KVCache
+from headrace.engine.models.config import ModelConfig
+from headrace.engine.models.decoder import Model, build_model
+from headrace.engine.request import ModelInfo
+from headrace.engine.runner import ModelRunner
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.weights import load_model
+
+CPU_KV_TOKENS = 65_536
+CPU_SLOTS, CPU_BATCHED_TOKENS = 64, 1024
+CUDA_SLOTS, CUDA_BATCHED_TOKENS = 2048, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an Engine is made of; tests replace the executor."""
+
+    info: ModelInfo
+    scheduler: Scheduler
+    executor: Executor
+    lag: int
+
+
+def build(config: EngineConfig) -> Parts:
+    """Load the model, size the KV cache, make the rest fit."""
+    path = resolve(config.model)
+    device = _device(config.device)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    on_cuda = device.type == "cuda"
+    model = _model(config, path, device, dtype)
+    max_slots = config.max_slots or (CUDA_SLOTS if on_cuda else CPU_SLOTS)
+    budget = config.max_batched_tokens or (CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS)
+    num_blocks = _num_blocks(config, model, device, dtype)
+    max_context = min(config.max_context or model.config.max_context, num_blocks * config.block_size)
+    scheduler = Scheduler(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_slots=max_slots,
+        max_context=max_context,
+        max_batched_tokens=budget,
+        prefix_cache=config.prefix_cache,
+        max_preemptions=config.max_preemptions,
+    )
+    kv = KVCache(model.kv_specs(), num_blocks, config.block_size, dtype, device)
+    runner = ModelRunner(model, kv, max_slots, max_context)
+    info = ModelInfo(
+        path=str(path),
+        vocab_size=model.config.vocab_size,
+        max_context=max_context,
+        bos_id=model.config.bos_id,
+        eos_ids=model.config.eos_ids,
+        sampling=dict(model.config.sampling),
+    )
+    lag = config.lag if config.lag is not None else int(on_cuda)
+    return Parts(info, scheduler, LocalExecutor(runner), lag)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineError(
+            f"device {name!r} was asked for, but torch finds no CUDA device; use 'cpu' or 'auto'"
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def _model(config: EngineConfig, path: Path, device: torch.device, dtype: torch.dtype) -> Model:
+    if config.weights == "checkpoint":
+        return load_model(path, device, dtype)
+    model = build_model(ModelConfig.from_directory(path), device, dtype)
+    model.random_init(seed=0)
+    return model
+
+
+def _num_blocks(config: EngineConfig, model: Model, device: torch.device, dtype: torch.dtype) -> int:
+    """Blocks of the KV cache: as asked for, else what the device can hold."""
+    page = config.block_size * sum(spec.bytes_per_token(dtype) for spec in model.kv_specs())
+    if config.kv_tokens is not None:
+        blocks = config.kv_tokens // config.block_size
+    elif device.type == "cpu":
+        blocks = CPU_KV_TOKENS // config.block_size
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        blocks = int(free - (1 - config.memory_fraction) * total) // page
+    if blocks < 1:
+        raise OutOfMemory(f"the KV cache needs at least one block of {page / 2**20:.1f} MiB; raise kv_tokens")
+    return blocks

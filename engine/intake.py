@@ -1,0 +1,106 @@
+"""Requests become sequences: checked against the model, with every open field filled in."""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Container
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from headrace.engine.errors import InvalidRequest
+from headrace.engine.request import ModelInfo, Request, SamplingParams
+from headrace.engine.sequence import Sequence
+from headrace.engine.slots import MAX_STOP_IDS
+
+
+def refuse_duplicates(requests: SequenceOf[Request], running: Container[str]) -> None:
+    """Raise InvalidRequest if an id stands twice here or is still running."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.id in seen or request.id in running:
+            raise InvalidRequest(f"id {request.id!r} is already in use", param="id", code="duplicate_id")
+        seen.add(request.id)
+
+
+def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
+    """Check a request against the model and fill in what it leaves open. Raises InvalidRequest."""
+    prompt = np.asarray(request.prompt, dtype=np.int64)
+    if not len(prompt):
+        raise InvalidRequest("the prompt is empty; at least one token is needed", param="prompt")
+    if prompt.min() < 0 or prompt.max() >= info.vocab_size:
+        raise InvalidRequest(f"token ids must lie in [0, {info.vocab_size})", param="prompt_token_ids")
+    if len(prompt) >= info.max_context:
+        raise InvalidRequest(
+            f"the prompt has {len(prompt)} tokens; at most {info.max_context - 1} fit the context of"
+            f" {info.max_context} and leave room for an answer",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    params = _resolve(request.sampling, info)
+    stops = (() if params.ignore_eos else info.eos_ids) + params.stop_token_ids
+    if len(stops) > MAX_STOP_IDS:
+        raise InvalidRequest(
+            f"stop_token_ids may hold at most {MAX_STOP_IDS - len(info.eos_ids)} ids",
+            param="stop_token_ids",
+        )
+    wanted = info.max_context if params.max_tokens is None else len(prompt) + params.max_tokens
+    return Sequence(
+        request=dataclasses.replace(request, sampling=params),
+        arrival=arrival,
+        limit=min(wanted, info.max_context),
+        seed=_seed(request.id) if params.seed is None else _signed(params.seed),
+        added_at=time.monotonic(),
+        tokens=prompt.astype(np.int32),
+        stop_ids=np.array(stops, dtype=np.int32),
+    )
+
+
+def _resolve(params: SamplingParams, info: ModelInfo) -> SamplingParams:
+    """The request's own values, else the model's defaults, else the field's."""
+    defaults = info.sampling
+
+    def pick(name: str, own: float | None, otherwise: float) -> float:
+        return own if own is not None else defaults.get(name, otherwise)
+
+    resolved = dataclasses.replace(
+        params,
+        temperature=pick("temperature", params.temperature, 1.0),
+        top_p=pick("top_p", params.top_p, 1.0),
+        top_k=int(pick("top_k", params.top_k, 0)),
+        min_p=pick("min_p", params.min_p, 0.0),
+    )
+    _check_ranges(resolved)
+    return resolved
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    temperature, top_p, top_k, min_p = params.temperature, params.top_p, params.top_k, params.min_p
+    assert temperature is not None
+    assert top_p is not None
+    assert top_k is not None
+    assert min_p is not None
+    _require(0 <= temperature < float("inf"), "temperature", "temperature must be 0 or more")
+    _require(0 < top_p <= 1, "top_p", "top_p must lie in (0, 1]")
+    _require(top_k >= 0, "top_k", "top_k must be 0 (all) or more")
+    _require(0 <= min_p <= 1, "min_p", "min_p must lie in [0, 1]")
+    _require(
+        params.max_tokens is None or params.max_tokens >= 1, "max_tokens", "max_tokens must be at least 1"
+    )
+    _require(params.min_tokens >= 0, "min_tokens", "min_tokens must be 0 or more")
+
+
+def _require(condition: bool, param: str, message: str) -> None:
+    if not condition:
+        raise InvalidRequest(message, param=param)
+
+
+def _seed(request_id: str) -> int:
+    """A seed that a replayed request finds again."""
+    return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _signed(seed: int) -> int:
+    """Any integer as the 64-bit pattern of its low bits."""
+    seed &= (1 << 64) - 1
+    return seed - (1 << 64) if seed >= 1 << 63 else seed

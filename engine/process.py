@@ -1,0 +1,169 @@
+"""The engine in a process of its own, so that Kafka, Postgres and tokenising never hold its interpreter lock.
+
+Parent and child talk over one private pipe. The parent's reader thread always drains it, so the child never waits to
+report; the child looks for commands between steps. A child whose parent is gone sees the pipe close and ends.
+"""
+
+import contextlib
+import multiprocessing
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.errors import EngineDead, EngineError
+from headrace.engine.intake import new_sequence, refuse_duplicates
+from headrace.engine.request import EngineStats, ModelInfo, Request
+from headrace.engine.scheduler import StepOutput
+
+STATS_EVERY_S = 0.25
+IDLE_WAIT_S = 1.0
+CLOSE_GRACE_S = 10.0
+
+
+class EngineProcess:
+    """A TokenEngine whose work happens in a child process. Raises what Engine raises when it cannot be built."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(config, child_end), name="headrace-engine")
+        self._process.start()
+        child_end.close()
+        self._running: set[str] = set()
+        self._outputs: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
+        self.info, self._stats = self._wait_until_ready()
+        self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return self._process.pid
+
+    def add_many(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises InvalidRequest, and then takes none of them."""
+        refuse_duplicates(requests, self._running)
+        for request in requests:
+            new_sequence(request, self.info, arrival=0)
+        self._running.update(request.id for request in requests)
+        self._send("add_many", list(requests))
+
+    def finish(self, request_id: str, at_token: int) -> None:
+        """The text of this request is complete after its first ``at_token`` generated tokens."""
+        self._send("finish", request_id, at_token)
+
+    def abort(self, request_id: str) -> None:
+        """End this request now; unknown ids are ignored."""
+        self._send("abort", request_id)
+
+    def poll(self, timeout: float) -> StepOutput:
+        """Everything reported since the last call, waiting up to ``timeout`` seconds for the first."""
+        merged = StepOutput()
+        try:
+            part = self._outputs.get(timeout=timeout)
+            while True:
+                if part is None:
+                    self._outputs.put(None)
+                    if not merged:
+                        raise self._dead()
+                    break
+                merged.extend(part)
+                part = self._outputs.get_nowait()
+        except queue.Empty:
+            pass
+        self._running.difference_update(completion.id for completion in merged.completions)
+        return merged
+
+    def stats(self) -> EngineStats:
+        """The latest snapshot that the child sent."""
+        return self._stats
+
+    def close(self) -> None:
+        """End the child: politely, then not. Idempotent."""
+        if self._process.is_alive():
+            with contextlib.suppress(OSError):  # it may be ending by itself
+                self._pipe.send(("close", ()))
+            self._process.join(CLOSE_GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+    def _send(self, command: str, *args: Any) -> None:
+        try:
+            self._pipe.send((command, args))
+        except OSError as error:
+            raise self._dead() from error
+
+    def _wait_until_ready(self) -> tuple[ModelInfo, EngineStats]:
+        try:
+            kind, content = self._pipe.recv()
+        except EOFError:
+            raise self._dead() from None
+        if kind == "failed":
+            self._process.join()
+            raise content
+        info, stats = content
+        return info, stats
+
+    def _read(self) -> None:
+        """Reader thread: outputs to the queue, stats to their place, None at the end."""
+        try:
+            while True:
+                kind, content = self._pipe.recv()
+                if kind == "output":
+                    self._outputs.put(content)
+                else:
+                    self._stats = content
+        except (EOFError, OSError):
+            self._outputs.put(None)
+
+    def _dead(self) -> EngineDead:
+        self._process.join(1.0)
+        return EngineDead(f"the engine process ended with exit code {self._process.exitcode}")
+
+
+def _serve(config: EngineConfig, pipe: Connection) -> None:
+    """The child: build the engine, then alternate between commands and steps until told to close."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    from headrace.engine.engine import Engine
+
+    try:
+        engine = Engine(config)
+    except EngineError as error:
+        pipe.send(("failed", error))
+        return
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send(("failed", EngineError(f"{type(error).__name__}: {error}")))
+        return
+    pipe.send(("ready", (engine.info, engine.stats())))
+    try:
+        _loop(engine, pipe)
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is gone
+    finally:
+        engine.close()
+
+
+def _loop(engine: Any, pipe: Connection) -> None:
+    stats_at = 0.0
+    while True:
+        while pipe.poll(0 if engine.has_work else IDLE_WAIT_S):
+            command, args = pipe.recv()
+            if command == "close":
+                return
+            getattr(engine, command)(*args)
+        output = engine.step()
+        if output:
+            pipe.send(("output", output))
+        now = time.monotonic()
+        if now - stats_at >= STATS_EVERY_S:
+            stats_at = now
+            pipe.send(("stats", engine.stats()))
