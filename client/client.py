@@ -1,0 +1,172 @@
+"""What a pipeline imports: submit jobs, cancel them, follow their results."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Self
+from uuid import UUID
+
+from headrace.client.errors import InvalidLine
+from headrace.client.lines import Line, LineReader, Outgoing, Problem
+from headrace.client.outbox import Outbox
+from headrace.client.results import Follower
+from headrace.schemas import (
+    BatchClosed,
+    BatchOpened,
+    CancelBatch,
+    CancelJob,
+    ControlMessage,
+    JobResult,
+    Topics,
+    uuid7,
+)
+
+# A record travels with its headers and its batch's framing, and a broker's limit is on the whole.
+_FRAMING = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A batch that was handed over.
+
+    ids: of the jobs, in the order of their lines. expected: how many records were sent, which is how many end.
+    problems: lines that will not succeed, the first first.
+    """
+
+    tenant: str
+    batch_id: str
+    ids: list[UUID]
+    expected: int
+    problems: list[Problem]
+
+
+class Client:
+    """A producer's side of Headrace. For one thread; close it, or use it as a context.
+
+    bootstrap: Kafka's bootstrap servers. tenant: on whose behalf. kafka: more settings for librdkafka (security, or
+    ``message.max.bytes`` where the broker's topics take more than 1 MB).
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Topics | None = None,
+        *,
+        tenant: str = "default",
+        kafka: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.topics = topics or Topics()
+        self.tenant = tenant
+        self._kafka = {"bootstrap.servers": bootstrap, **(kafka or {})}
+        self._max_bytes = int(self._kafka.get("message.max.bytes", 1_000_000)) - _FRAMING
+        self._outbox = Outbox(self._kafka)
+
+    def submit(
+        self,
+        jobs: Iterable[Line],
+        tier: str = "standard",
+        *,
+        batch_id: str | None = None,
+        deadline: datetime | None = None,
+        idempotency_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        strict: bool = False,
+    ) -> Submission:
+        """Send ``jobs`` as one batch: open it, send each, close it with their number.
+
+        A job is a PromptJob, a dict, or a line of a JSON lines file (blank ones are skipped), as a PromptJob or in
+        OpenAI's batch format. Bad lines are sent as they are, so that they end under their batch, and reported;
+        ``strict`` raises InvalidLine at the first instead. ``deadline`` is for jobs that have none of their own.
+        With an ``idempotency_key`` the batch and its jobs get the same ids each time: call again after a failure.
+        Raises DeliveryFailed when Kafka did not take everything. A batch that was not handed over whole is cancelled,
+        unless there is an idempotency key: then it stays open for the next call.
+        """
+        topic = self.topics.jobs(tier)
+        batch_id = batch_id or self._new_batch_id(idempotency_key)
+        reader = LineReader(self.tenant, batch_id, idempotency_key, deadline, self._max_bytes)
+        self._send_control(
+            BatchOpened(
+                tenant=self.tenant,
+                batch_id=batch_id,
+                opened_at=datetime.now(UTC),
+                expires_at=deadline,
+                metadata=dict(metadata or {}),
+            )
+        )
+        try:
+            submission = self._send_jobs(jobs, topic, reader, strict)
+        except BaseException:
+            if idempotency_key is None:
+                self.cancel_batch(batch_id)
+            raise
+        self._send_control(BatchClosed(tenant=self.tenant, batch_id=batch_id, expected=submission.expected))
+        return submission
+
+    def cancel_batch(self, batch_id: str) -> None:
+        """End the jobs of a batch that have not ended, and those still to come."""
+        self._send_control(CancelBatch(tenant=self.tenant, batch_id=batch_id))
+
+    def cancel_job(self, job: UUID | str) -> None:
+        """End a job: by its key (a UUID), or by the ``job_id`` (a string) that it was sent with."""
+        target = {"id": job} if isinstance(job, UUID) else {"job_id": job}
+        self._send_control(CancelJob(tenant=self.tenant, **target))
+
+    def follow_results(
+        self,
+        batch: str | Submission,
+        *,
+        idle_timeout: float | None = None,
+    ) -> Iterator[JobResult]:
+        """Results of a batch as they come, each (id, run) once, from the batch's opening on.
+
+        Ends when the batch is closed and as many of its records have ended as were sent; or when nothing has come for
+        ``idle_timeout`` seconds. Raises BrokerUnreachable and TopicMissing.
+        """
+        batch_id = batch if isinstance(batch, str) else batch.batch_id
+        return Follower(self._kafka, self.topics, self.tenant, batch_id).results(idle_timeout)
+
+    def close(self) -> None:
+        """Send what is still buffered. Raises DeliveryFailed."""
+        self._outbox.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _send_jobs(self, jobs: Iterable[Line], topic: str, reader: LineReader, strict: bool) -> Submission:
+        ids: list[UUID] = []
+        problems: list[Problem] = []
+        sent = 0
+        for outgoing in _read(jobs, reader):
+            if outgoing.problem is not None:
+                if strict:
+                    raise InvalidLine(outgoing.problem)
+                problems.append(outgoing.problem)
+                if not outgoing.problem.sent:
+                    continue
+            self._outbox.send(topic, outgoing.key, outgoing.value, outgoing.headers)
+            sent += 1
+            if outgoing.id is not None:
+                ids.append(outgoing.id)
+        self._outbox.flush()
+        return Submission(reader.tenant, reader.batch_id, ids, sent, problems)
+
+    def _send_control(self, message: ControlMessage) -> None:
+        self._outbox.send(self.topics.control, *message.encode())
+        self._outbox.flush()
+
+    def _new_batch_id(self, idempotency_key: str | None) -> str:
+        if idempotency_key is None:
+            return f"batch_{uuid7()}"
+        name = f"{self.tenant}\0{idempotency_key}".encode("utf-8", "surrogatepass")
+        return f"batch_{sha256(name).hexdigest()[:32]}"
+
+
+def _read(jobs: Iterable[Line], reader: LineReader) -> Iterator[Outgoing]:
+    for number, job in enumerate(jobs, start=1):
+        if isinstance(job, bytes | str) and not job.strip():
+            continue
+        yield reader.read(job, number)

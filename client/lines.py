@@ -1,0 +1,159 @@
+"""From whatever a pipeline holds (a dict, a PromptJob, a line of a file) to the record that goes to Kafka."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from headrace.schemas import (
+    InvalidJob,
+    PromptJob,
+    Source,
+    Unparsable,
+    encode_job,
+    parse_job,
+    topics,
+    uuid7,
+)
+from headrace.schemas.envelope import MAX_ID_CHARS
+from headrace.schemas.errors import ErrorCode
+
+Line = PromptJob | Mapping[str, Any] | bytes | str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line that will not succeed, and why. ``sent``: it went to Kafka all the same, to end under its batch."""
+
+    line: int
+    code: ErrorCode
+    message: str
+    param: str | None
+    sent: bool
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A line as a record. id: the job's key, None where the line is no JSON object and so never becomes a job."""
+
+    id: UUID | None
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes]]
+    problem: Problem | None
+
+
+@dataclass
+class LineReader:
+    """Names and checks the lines of one batch.
+
+    A line is never changed: what it does not say itself (tenant, batch, job id, deadline) goes along as headers. With
+    an ``idempotency_key`` a line's job id is made of that and its custom id (else its number), so that submitting the
+    same lines again gives the same jobs.
+    """
+
+    tenant: str
+    batch_id: str
+    idempotency_key: str | None = None
+    deadline: datetime | None = None
+    max_bytes: int = 900_000
+    _names: dict[str, int] = field(default_factory=dict)
+    _named: dict[UUID, tuple[bytes, int]] = field(default_factory=dict)
+
+    def read(self, line: Line, number: int) -> Outgoing:
+        """The record for ``line``, the ``number``-th of the batch."""
+        value, headers = to_bytes(line), self._headers()
+        envelope, problem = self._check(value, headers, number)
+        key = None if envelope is None or envelope.id == _UNNAMED else envelope.id
+        return Outgoing(key, str(key or uuid7()).encode(), value, headers, problem)
+
+    def _check(
+        self, value: bytes, headers: list[tuple[str, bytes]], number: int
+    ) -> tuple[Envelope | None, Problem | None]:
+        """Read a line as a worker will, first naming it in ``headers`` if it does not name itself."""
+        if len(value) > self.max_bytes:
+            message = f"the line has {len(value):,} bytes; Kafka takes up to {self.max_bytes:,} here"
+            return None, Problem(number, ErrorCode.MESSAGE_TOO_LARGE, message, None, sent=False)
+        problem = None
+        try:
+            envelope = parse_envelope(value, headers, _NOWHERE)
+            if envelope.id == _UNNAMED:
+                headers.append((topics.JOB_ID, self._job_id(envelope.custom_id, number).encode()))
+            envelope = parse_job(value, headers, _NOWHERE).envelope
+        except Unparsable as error:
+            return None, Problem(number, error.code, error.message, None, sent=True)
+        except InvalidJob as error:
+            envelope = error.envelope
+            problem = Problem(number, error.code, error.message, error.param, sent=True)
+        return envelope, self._misaddressed(envelope, number) or self._repeated(envelope, number) or problem
+
+    def _headers(self) -> list[tuple[str, bytes]]:
+        headers = [
+            (topics.CONTENT_TYPE, topics.JSON),
+            (topics.TENANT, self.tenant.encode()),
+            (topics.BATCH_ID, self.batch_id.encode()),
+        ]
+        if self.deadline is not None:
+            headers.append((topics.DEADLINE, self.deadline.isoformat().encode()))
+        return headers
+
+    def _job_id(self, custom_id: str | None, number: int) -> str:
+        if self.idempotency_key is None:
+            return str(uuid7())
+        name = custom_id or f"line {number}"
+        nth = self._names[name] = self._names.get(name, 0) + 1
+        job_id = f"{self.idempotency_key}:{name}" if nth == 1 else f"{self.idempotency_key}:{name} ({nth})"
+        return job_id if len(job_id) <= MAX_ID_CHARS else sha256(job_id.encode()).hexdigest()
+
+    def _misaddressed(self, envelope: Envelope, number: int) -> Problem | None:
+        """A line that names another batch or tenant would leave this one waiting for it."""
+        for name in ("tenant", "batch_id"):
+            if getattr(envelope, name) != getattr(self, name):
+                message = f"{name} of the line is not the one that it is submitted under; leave it out"
+                return Problem(number, ErrorCode.INVALID_VALUE, message, name, sent=False)
+        return None
+
+    def _repeated(self, envelope: Envelope, number: int) -> Problem | None:
+        """Two copies of a job are one job, and the batch would wait for a second."""
+        if envelope.id == _UNNAMED:
+            return None
+        sha, first = self._named.setdefault(envelope.id, (envelope.content_sha, number))
+        if first == number:
+            return None
+        same = sha == envelope.content_sha
+        message = f"its job_id is that of line {first}" + (
+            "; it is the same job" if same else ", with other content"
+        )
+        return Problem(number, ErrorCode.DUPLICATE_JOB_ID, message, "job_id", sent=not same)
+
+
+# Its missing time lets any UUIDv7 pass.
+_NOWHERE = Source(topic="", partition=0, offset=0, timestamp_ms=-1)
+# The id, made of the place alone, of a line that does not name itself.
+_UNNAMED = job_key("", None, _NOWHERE)
+
+
+def to_bytes(line: Line) -> bytes:
+    """The bytes that ``line`` stands for; those of a file's line are left as they are, but for the line's end."""
+    if isinstance(line, bytes):
+        return line.rstrip(b"\r\n")
+    if isinstance(line, str):
+        return line.rstrip("\r\n").encode("utf-8", "surrogateescape")
+    if isinstance(line, PromptJob):
+        return encode_job(line)[1]
+    # Not orjson: it would make null of NaN, and refuse the lone surrogates that the job's error is about.
+    return json.dumps(line, default=_plain, separators=(",", ":")).encode()
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
