@@ -9,17 +9,20 @@ from typing import Any
 from uuid import UUID
 
 from headrace.schemas import (
+    Envelope,
+    ErrorCode,
     InvalidJob,
     PromptJob,
     Source,
     Unparsable,
     encode_job,
+    job_key,
+    parse_envelope,
     parse_job,
     topics,
     uuid7,
 )
 from headrace.schemas.envelope import MAX_ID_CHARS
-from headrace.schemas.errors import ErrorCode
 
 Line = PromptJob | Mapping[str, Any] | bytes | str
 

@@ -4,6 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
+import orjson
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -22,7 +23,7 @@ from headrace.schemas.explain import explain
 from headrace.schemas.ids import Source
 from headrace.schemas.options import refusal, refuse_misplaced, refuse_unsupported
 from headrace.schemas.sampling import Sampling, Text, TokenId
-from headrace.schemas.wire import MAX_DEPTH, dump, nested_too_deep
+from headrace.schemas.wire import MAX_DEPTH, nested_too_deep
 
 SCHEMA_VERSION = 1
 MAX_PROMPT_CHARS = 4_000_000
@@ -226,4 +227,6 @@ def encode_job(job: PromptJob) -> tuple[bytes | None, bytes, list[tuple[str, byt
         if text is not None
     ]
     key = None if job.job_id is None else job.job_id.encode()
-    return key, dump(job.model_dump(mode="json", exclude_none=True, exclude_defaults=True)), headers
+    # As it is: what Postgres refuses in a prompt (NUL) is no reason to change the prompt, which Postgres never sees.
+    value = orjson.dumps(job.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
+    return key, value, headers
