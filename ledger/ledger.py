@@ -75,7 +75,7 @@ class Ledger:
     # --- a worker's walk ---------------------------------------------------------------------------------------
 
     def keeps(self, id: UUID) -> bool:
-        """Whether the table has a partition for this id; if not, reject it (`id_out_of_range`). No round trip."""
+        """Whether the table has a partition for this id; if not, reject it (`job_id_out_of_range`). No round trip."""
         raise NotImplementedError
 
     def lookup(self, jobs: Sequence[JobRow], worker: str) -> dict[UUID, StoredJob]:

@@ -1,0 +1,145 @@
+"""Counters of batches and tiers, derived from what a statement returned, in the transaction that returned it.
+
+Queued is never stored: it is submitted - running - terminal. Each counter is spread over SHARDS rows, one picked at
+random for each transaction, so that writers seldom wait for each other. They are written last in a transaction and in
+key order: whoever holds a counter waits for nothing but later counters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from headrace.ledger.database import Rows
+from headrace.ledger.rows import RejectionRow
+from headrace.schemas import JobState
+
+SHARDS = 8
+BATCH = (
+    "submitted",
+    "running",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "expired",
+    "rejected",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+)
+TIER = ("submitted", "running", "finished")
+
+STATES = tuple(JobState)
+"""States by their code."""
+
+# Follows a WITH that names the rows a statement wrote `changed`. One line for each batch, tier, minute and state.
+SUMMARY = """
+SELECT tenant, batch_id, pool, tier, date_trunc('minute', submitted_at), state,
+       count(*), count(*) FILTER (WHERE attempt > 0), count(*) FILTER (WHERE attempt = 1),
+       sum(prompt_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint, array_agg(id)
+FROM changed GROUP BY 1, 2, 3, 4, 5, 6
+"""
+
+RETURNING = (
+    "id, tenant, batch_id, pool, tier, submitted_at, state, attempt, prompt_tokens, cached_tokens, completion_tokens"
+)
+"""What a statement must return for SUMMARY."""
+
+
+class Change(NamedTuple):
+    """One line of SUMMARY. `started`: jobs that were ever started; `first`: those in their first attempt."""
+
+    tenant: str
+    batch_id: str | None
+    pool: str
+    tier: str
+    minute: datetime
+    state: int
+    jobs: int
+    started: int
+    first: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    ids: list[UUID]
+
+
+class Tally:
+    """What one transaction adds to the counters."""
+
+    def __init__(self) -> None:
+        self.batches: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self.tiers: defaultdict[tuple[str, str, datetime], Counter[str]] = defaultdict(Counter)
+
+    def inserted(self, changes: Iterable[Change]) -> None:
+        """Count jobs that were not there before, in whatever state they were inserted."""
+        for change in changes:
+            self._add(change, submitted=change.jobs)
+            if change.state == JobState.RUNNING.code:
+                self._add(change, running=change.jobs)
+            elif change.state != JobState.QUEUED.code:
+                self._end(change)
+
+    def started(self, changes: Iterable[Change]) -> None:
+        """Count jobs that went from queued to running; those that only start again were counted before."""
+        for change in changes:
+            self._add(change, running=change.first)
+
+    def finished(self, changes: Iterable[Change]) -> None:
+        """Count jobs that became terminal; those never started were not running."""
+        for change in changes:
+            self._add(change, running=-change.started)
+            self._end(change)
+
+    def rejected(self, rows: Iterable[RejectionRow]) -> None:
+        """Count rejected records against the batches that they name."""
+        for row in rows:
+            if row.batch_id is not None:
+                self.batches[row.tenant, row.batch_id]["rejected"] += 1
+
+    def _end(self, change: Change) -> None:
+        tokens = {name: getattr(change, name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
+        self._add(change, finished=change.jobs, **{STATES[change.state]: change.jobs}, **tokens)
+
+    def _add(self, change: Change, **counts: int) -> None:
+        self.tiers[change.pool, change.tier, change.minute].update(counts)
+        if change.batch_id is not None:
+            self.batches[change.tenant, change.batch_id].update(counts)
+
+    def write(self, cursor: Rows) -> None:
+        """Add it all. The last thing a transaction does."""
+        shard = random.randrange(SHARDS)
+        batches, tiers = _lines(self.batches, BATCH, shard), _lines(self.tiers, TIER, shard)
+        if batches:
+            cursor.executemany(_OPEN_BATCH, [line[:2] for line in batches])
+            cursor.executemany(_ADD_BATCH, batches)
+        if tiers:
+            cursor.executemany(_ADD_TIER, tiers)
+
+
+def changes(cursor: Rows) -> list[Change]:
+    """The lines of a SUMMARY just executed."""
+    return [Change(*line) for line in cursor.fetchall()]
+
+
+def _lines(counts: dict[tuple[str, ...], Counter[str]], names: Sequence[str], shard: int) -> list[tuple[object, ...]]:
+    lines = ((*key, shard, *(counter[name] for name in names)) for key, counter in sorted(counts.items()))
+    return [line for line in lines if any(line[-len(names) :])]
+
+
+def _upsert(table: str, keys: Sequence[str], names: Sequence[str]) -> str:
+    columns = [*keys, "shard", *names]
+    additions = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in names)
+    return (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})"
+        f" ON CONFLICT ({', '.join(keys)}, shard) DO UPDATE SET {additions}"
+    )
+
+
+_OPEN_BATCH = "INSERT INTO batches (tenant, batch_id) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+_ADD_BATCH = _upsert("batch_counts", ("tenant", "batch_id"), BATCH)
+_ADD_TIER = _upsert("tier_counts", ("pool", "tier", "minute"), TIER)

@@ -1,0 +1,141 @@
+"""Connections and transactions: checked at checkout, held briefly, and the whole transaction retried."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
+
+import psycopg
+from psycopg import Cursor
+from psycopg.rows import TupleRow
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import NullPool
+
+from headrace.ledger.errors import LedgerUnavailable, NotMigrated, RowRefused
+
+Rows: TypeAlias = Cursor[TupleRow]
+T = TypeVar("T")
+
+# A process that is stopped in the middle of a transaction (SIGSTOP, a dead node) must not hold its rows for long, and
+# nobody waits for ever. Set in each transaction, not at login: a pooler between us and Postgres hands out sessions.
+SETTINGS = """
+SET LOCAL lock_timeout = '10s';
+SET LOCAL statement_timeout = '60s';
+SET LOCAL idle_in_transaction_session_timeout = '30s';
+SET LOCAL client_min_messages = warning;
+"""
+
+# SQLSTATEs (or their classes) after which the same transaction may succeed. 57014 is a statement timeout.
+_TRANSIENT = ("08", "40001", "40P01", "53", "55P03", "57014", "57P0", "58030", "25006", "25P03")
+# A value out of range, a broken constraint, a row beyond a limit: this row will never go in.
+_REFUSED = ("22", "23", "54")
+
+
+def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
+    """A pool for `url`, which may be any form of `postgres://` that libpq takes. Connects lazily."""
+    target = make_url(url).set(drivername="postgresql+psycopg")
+    # No prepared statements: PgBouncer in transaction mode cannot keep them.
+    arguments = {"prepare_threshold": None, "connect_timeout": 5, "application_name": "headrace"}
+    return create_engine(
+        target,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=pool_timeout,
+        pool_pre_ping=True,
+        connect_args={name: value for name, value in arguments.items() if name not in target.query},
+    )
+
+
+@contextmanager
+def connect(url: str) -> Iterator[Connection]:
+    """One connection outside any pool, for migrations and upkeep."""
+    own = create_engine(engine(url).url, poolclass=NullPool)
+    with own.connect() as connection:
+        yield connection
+
+
+class Database:
+    """Runs transactions on pooled connections.
+
+    Args:
+        url: see `engine`.
+        pool_size: connections at most.
+        retry_for: seconds for which a failed transaction is tried again.
+    """
+
+    def __init__(self, url: str, pool_size: int, retry_for: float) -> None:
+        self._engine = engine(url, pool_size, pool_timeout=max(retry_for, 1.0))
+        self._retry_for = retry_for
+
+    def close(self) -> None:
+        """Close the pool's idle connections; those in use are closed as they come back."""
+        self._engine.dispose()
+
+    def transaction(self, work: Callable[[Rows], T]) -> T:
+        """Run `work(cursor)` in a transaction and commit it; on a lost connection or a deadlock, all of it again.
+
+        `work` must therefore be safe to repeat, also after a commit whose answer was lost.
+
+        Raises:
+            RowRefused: Postgres will never take what was sent.
+            LedgerUnavailable: nothing worked for `retry_for` seconds.
+        """
+        give_up = time.monotonic() + self._retry_for
+        for delay in _backoff():
+            try:
+                return self._once(work)
+            except PoolTimeout as error:
+                raise LedgerUnavailable("every connection of the pool is in use") from error
+            except (psycopg.Error, UnicodeEncodeError) as error:
+                failure = translate(error)
+                if not isinstance(failure, LedgerUnavailable) or time.monotonic() + delay > give_up:
+                    # What Postgres says of a row may quote it, and prompts stay out of logs: only the cause goes on.
+                    raise failure from (None if isinstance(failure, RowRefused) else error)
+            time.sleep(delay)
+        raise AssertionError("backoff never ends")
+
+    def _once(self, work: Callable[[Rows], T]) -> T:
+        pooled = self._engine.raw_connection()
+        connection = pooled.driver_connection
+        assert isinstance(connection, psycopg.Connection)
+        try:
+            with connection.transaction(), connection.cursor() as cursor:
+                cursor.execute(SETTINGS)
+                return work(cursor)
+        finally:
+            if connection.closed:
+                pooled.invalidate()
+            pooled.close()
+
+
+def translate(error: Exception) -> Exception:
+    """What a failed transaction means to our callers; the error itself where it means nothing special."""
+    if isinstance(error, UnicodeEncodeError):
+        return RowRefused("a lone surrogate cannot be stored")
+    state = getattr(error, "sqlstate", None)
+    if state is None:
+        # The driver itself: a value it cannot send, or a connection that is gone.
+        if isinstance(error, psycopg.DataError):
+            return RowRefused(str(error))
+        return LedgerUnavailable(str(error)) if isinstance(error, psycopg.OperationalError) else error
+    cause = f"{error.diag.message_primary} ({state})" if isinstance(error, psycopg.Error) else str(error)
+    if state.startswith(_TRANSIENT):
+        return LedgerUnavailable(cause)
+    if state.startswith(_REFUSED):
+        return RowRefused(cause)
+    if state in ("42P01", "42703"):
+        return NotMigrated(f"{cause}; run `headrace migrate`")
+    return error
+
+
+def _backoff() -> Iterator[float]:
+    """Seconds to wait before each next try: 50 ms, doubling to 2 s, with jitter so that workers do not march in step."""
+    delay = 0.05
+    while True:
+        yield delay * random.uniform(0.5, 1.0)
+        delay = min(delay * 2, 2.0)

@@ -1,0 +1,78 @@
+"""Bring a database up to date, and say what it lacks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from headrace.ledger import partitions
+from headrace.ledger.database import connect
+
+
+def migrate(url: str, revision: str = "head") -> None:
+    """Run the migrations up to `revision` and make the day partitions. Safe to run again, and from two places.
+
+    Needs no checkout: the migrations are part of the installed package.
+    """
+    with connect(url) as connection:
+        command.upgrade(_config(connection), revision)
+        if revision == "head":
+            ensure_partitions(connection)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take migrations back down to `revision` ("base": all of them). Destroys what they made."""
+    with connect(url) as connection:
+        command.downgrade(_config(connection), revision)
+
+
+def ensure_partitions(connection: Connection) -> None:
+    """Make the day partitions from partitions.BEHIND days ago to partitions.AHEAD days from now."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    today = partitions.today()
+    days = [today + timedelta(days=n) for n in range(-partitions.BEHIND, partitions.AHEAD + 1)]
+    with driver.cursor() as cursor:
+        partitions.ensure(cursor, days)
+    driver.commit()
+
+
+def check(url: str) -> list[str]:
+    """What stands between this database and a working ledger, each with its remedy; empty when all is well."""
+    try:
+        with connect(url) as connection:
+            return _problems(connection)
+    except OperationalError as error:
+        return [f"Postgres cannot be reached: {str(error.orig).strip()}. Check DATABASE_URL and the server."]
+
+
+def _problems(connection: Connection) -> list[str]:
+    have = MigrationContext.configure(connection).get_current_revision()
+    script = ScriptDirectory.from_config(_config(connection))
+    want = script.get_current_head()
+    if have is None:
+        return ["The database has no Headrace tables. Run `headrace migrate`."]
+    if have != want:
+        known = have in {step.revision for step in script.walk_revisions()}
+        remedy = "Run `headrace migrate`." if known else "It was made by a newer Headrace; upgrade this one."
+        return [f"The database is at migration {have}, this version needs {want}. {remedy}"]
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    with driver.cursor() as cursor:
+        days = partitions.existing(cursor)
+    missing = [day for n in (0, 1) if (day := partitions.today() + timedelta(days=n)) not in days]
+    return [f"There is no partition for {day}. Run `headrace migrate`, and keep a recorder running." for day in missing]
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", "headrace:migrations")
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,109 @@
+"""Day partitions: made ahead, found by the time in an id, dropped when their day is long over.
+
+An id of UUIDv7's layout begins with its time in milliseconds, so the ids of one UTC day are one range. Ids that name
+no time begin with `ff` and go to a catch-all, `jobs_named`, behind all days. There is no DEFAULT partition: it would
+have to be searched each time a day is added.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+from headrace.ledger.database import Rows
+from headrace.ledger.tables import PARTITIONED, jobs
+
+AHEAD = 7
+# A producer may name ids of its own up to 30 days before their record.
+BEHIND = 31
+CATCH_ALL = "named"
+# See 0001: room for updates in place.
+FILLFACTOR = {"jobs": 50, "attempts": 50, "results": 100}
+_NAME = re.compile(r"(?:jobs|results|attempts)_(?:\d{8}|named)")
+_ADVISORY_LOCK = 0x70617274
+
+
+def is_partition(table: str) -> bool:
+    """Whether a table of this name is a partition of ours (migrations leave those alone)."""
+    return _NAME.fullmatch(table) is not None
+
+
+def day_of(id: UUID) -> date | None:
+    """The UTC day whose partition holds `id`; None for the catch-all."""
+    if id.bytes[0] == 0xFF:
+        return None
+    try:
+        return datetime.fromtimestamp((id.int >> 80) / 1000, UTC).date()
+    except (ValueError, OverflowError, OSError):
+        return date.max
+
+
+def first_id(day: date) -> UUID:
+    """The lowest id of a day, where its partition begins."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    return UUID(int=int(midnight.timestamp() * 1000) << 80)
+
+
+def today() -> date:
+    """The UTC day."""
+    return datetime.now(UTC).date()
+
+
+def within_reach(day: date) -> bool:
+    """Whether a missing partition for this day may be made: others are too old, or in a future nobody lives in."""
+    return -BEHIND <= (day - today()).days <= AHEAD
+
+
+def existing(cursor: Rows) -> frozenset[date]:
+    """The days that `jobs` has a partition for. It gets its own last, so the other tables have them too."""
+    cursor.execute(
+        "SELECT right(c.relname, 8) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'jobs'::regclass AND c.relname ~ '_[0-9]{8}$' AND NOT i.inhdetachpending"
+    )
+    return frozenset(datetime.strptime(day, "%Y%m%d").date() for (day,) in cursor.fetchall())
+
+
+def ensure(cursor: Rows, days: Iterable[date]) -> int:
+    """Make the partitions that are missing for `days`; return for how many days."""
+    # Two recorders may think of it at the same moment.
+    cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
+    missing = sorted(set(days) - existing(cursor))
+    for day in missing:
+        for table in reversed(PARTITIONED):
+            _make(cursor, table.name, day)
+    return len(missing)
+
+
+def _make(cursor: Rows, table: str, day: date) -> None:
+    # ATTACH locks writers out of nothing; CREATE .. PARTITION OF would wait for every transaction on the table.
+    name = f"{table}_{day:%Y%m%d}"
+    cursor.execute(
+        f"CREATE TABLE IF NOT EXISTS {name} (LIKE {table} INCLUDING ALL) WITH (fillfactor = {FILLFACTOR[table]});"
+        f"ALTER TABLE {table} ATTACH PARTITION {name}"
+        f" FOR VALUES FROM ('{first_id(day)}') TO ('{first_id(day + timedelta(days=1))}')"
+    )
+
+
+def retirable(cursor: Rows, before: date) -> list[date]:
+    """Days before `before` in which every job is terminal."""
+    old = sorted(day for day in existing(cursor) if day < before)
+    return [day for day in old if not _has_live_rows(cursor, f"{jobs.name}_{day:%Y%m%d}")]
+
+
+def _has_live_rows(cursor: Rows, partition: str) -> bool:
+    cursor.execute(f"SELECT EXISTS (SELECT FROM {partition} WHERE state < 2)")
+    (found,) = cursor.fetchone() or (False,)
+    return bool(found)
+
+
+def drop(cursor: Rows, day: date) -> bool:
+    """Drop one day of all three tables, unless a job in it came to life meanwhile."""
+    # Short: it waits for the writers of the moment (lock_timeout bounds that), then nothing but the catalogue changes.
+    cursor.execute("LOCK TABLE jobs, results, attempts IN ACCESS EXCLUSIVE MODE")
+    if _has_live_rows(cursor, f"jobs_{day:%Y%m%d}"):
+        return False
+    for table in PARTITIONED:
+        cursor.execute(f"DROP TABLE {table.name}_{day:%Y%m%d}")
+    return True
