@@ -50,7 +50,7 @@ class Harness:
                 added_at=0.0,
                 tokens=np.array(prompt, np.int32),
                 stop_ids=np.array(stop, np.int32),
-            )  # fmt: skip
+            )
         )
 
     def step(self):

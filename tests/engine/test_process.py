@@ -1,0 +1,112 @@
+"""The engine in a child process: the same answers, and an honest word when it dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import tiny_model
+
+from headrace.engine import Engine, EngineConfig, EngineProcess, Request, SamplingParams
+from headrace.engine.errors import EngineDead, InvalidRequest, ModelNotFound
+
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    model = tiny_model.write(tmp_path_factory.mktemp("tiny"))
+    return EngineConfig(
+        model=model, weights="random", dtype="float32", device="cpu", kv_tokens=2048, max_slots=8
+    )
+
+
+@pytest.fixture
+def engine(config):
+    engine = EngineProcess(config)
+    yield engine
+    engine.close()
+
+
+def collect(engine, count):
+    done = {}
+    deadline = time.monotonic() + 60
+    while len(done) < count and time.monotonic() < deadline:
+        done |= {completion.id: completion for completion in engine.poll(1.0).completions}
+    return done
+
+
+def test_it_answers_as_the_engine_in_this_process_does(config, engine):
+    requests = [Request(f"r{i}", [3 + i, 4, 5], PARAMS) for i in range(5)]
+    here = Engine(config)
+    here.add_many(requests)
+    reference = {}
+    while here.has_work:
+        reference |= {c.id: c.token_ids for c in here.step().completions}
+    engine.add_many(requests)
+    assert {c.id: c.token_ids for c in collect(engine, 5).values()} == reference
+    assert engine.info == here.info
+
+
+def test_a_bad_request_is_refused_in_the_callers_process_and_the_child_lives_on(engine):
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.add_many([Request("a", [], PARAMS)])
+    engine.add_many([Request("a", [3], PARAMS)])
+    with pytest.raises(InvalidRequest, match="already in use"):
+        engine.add_many([Request("a", [3], PARAMS)])
+    assert set(collect(engine, 1)) == {"a"}
+
+
+def test_abort_ends_a_request_early(engine):
+    engine.add_many([Request("a", [3], SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))])
+    engine.abort("a")
+    assert len(collect(engine, 1)["a"].token_ids) < 400
+
+
+def test_a_killed_child_is_reported_and_close_still_works(engine):
+    engine.add_many([Request("a", [3], PARAMS)])
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineDead, match="exit code -9"):
+        collect(engine, count=2)
+    with pytest.raises(EngineDead):
+        engine.poll(0.1)
+    engine.close()
+    engine.close()
+
+
+def test_what_cannot_be_built_raises_here(tmp_path):
+    with pytest.raises(ModelNotFound):
+        EngineProcess(EngineConfig(model=str(tmp_path / "nowhere"), device="cpu"))
+
+
+def test_the_child_ends_when_its_parent_is_killed(config, tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import time
+        from headrace.engine import EngineConfig, EngineProcess
+        if __name__ == "__main__":
+            engine = EngineProcess(EngineConfig(model={config.model!r}, weights="random", device="cpu", kv_tokens=512))
+            print(engine.pid, flush=True)
+            time.sleep(60)
+        """)
+    )
+    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    with parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and _alive(child):
+        time.sleep(0.1)
+    assert not _alive(child)
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
