@@ -69,8 +69,7 @@ def read_record(value: bytes | None, headers: Headers, source: Source) -> Record
         raise _addressed(error, given) from None
     body = {**given, **{name: item for name, item in body.items() if item is not None or name not in given}}
     envelope = _envelope(body, value or b"", source)
-    # A job_id that names no UUIDv7 has no time, and an id made from the record cannot lie far from it.
-    if envelope.job_id is not None and out_of_range(envelope.id, source):
+    if out_of_range(envelope.id, source):
         message = f"job_id {envelope.job_id} was made too long before or after its record; use a fresh UUIDv7"
         raise _addressed(Unparsable(ErrorCode.JOB_ID_OUT_OF_RANGE, message), body)
     return Record(body, envelope)

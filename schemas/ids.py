@@ -3,7 +3,7 @@
 A UUIDv7 in ``job_id`` is the id. Any other ``job_id`` maps to ``ff`` and a hash of (tenant, job_id), and so does an
 ``idempotency_key`` where there is no ``job_id``. A job with neither takes an id in UUIDv7's layout, made of the
 record's timestamp and a hash of its place in Kafka, so that a replay gives the same one. Ids of UUIDv7's layout sort
-by time, which is what the job table's day partitions need; ``ff`` ids sort after all of them.
+by time, which is what the job table's day partitions need; ``ff`` ids, of version 8, sort after all of them.
 """
 
 import os
@@ -23,6 +23,7 @@ _UUID7 = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
 )
 _MAX_UUID7_MS = (1 << 48) - 1
+_VERSION_AND_VARIANT = 0xF << 76 | 0x3 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +85,6 @@ def _ff(kind: bytes, tenant: str, name: str) -> UUID:
     # Lengths keep ("ab", "c") and ("a", "bc") apart. surrogatepass: an odd name still has an id to fail under.
     parts = [kind, *(text.encode("utf-8", "surrogatepass") for text in (tenant, name))]
     digest = sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
-    return UUID(bytes=b"\xff" + digest[:15])
+    bits = int.from_bytes(b"\xff" + digest[:15], "big")
+    # Version 8 (RFC 9562: made as its maker likes), or one in 64 hashes would pass for a UUIDv7.
+    return UUID(int=bits & ~_VERSION_AND_VARIANT | 8 << 76 | 2 << 62)
