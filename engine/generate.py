@@ -1,0 +1,207 @@
+"""A JSON Lines file through an engine: prompts in, results out as they finish, in bounded memory.
+
+The rule for resuming: a result belongs to the input's line of that number (``"line"``, from 1), so a run that is taken up
+again skips the lines that have a result, good or bad, and the input must not have changed in between. Ids are not
+used for this: nothing says that a file's ids are unique, and a number costs one bit.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.engine.request import FinishReason
+from headrace.engine.result_file import LineSet, ResultFile
+from headrace.engine.text import RequestError, TextCompletion, TextEngine, TextRequest
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+POLL_S = 0.2
+"""How long a stop may go unnoticed while the engine has nothing to report."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLine:
+    """What a line says: a request, or why it is none. ``job`` is handed to ``encode`` as it is (ids, metadata)."""
+
+    request: TextRequest | RequestError
+    job: Any = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is. ``skipped``: lines that had a result already. Bytes are the input's."""
+
+    bytes_total: int
+    bytes_read: int = 0
+    in_flight: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    skipped: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    stopped: bool = False
+
+    @property
+    def done(self) -> int:
+        """Lines that ended in this run."""
+        return self.succeeded + self.failed
+
+
+Parse = Callable[[bytes], ParsedLine]
+Encode = Callable[[Any, TextCompletion], Mapping[str, Any]]
+
+
+def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
+    """A completion as a plain object: the default ``encode``. A mapping given as ``job`` stands in front."""
+    ids = dict(job) if isinstance(job, Mapping) else {}
+    return ids | {
+        "state": "failed" if completion.error else "succeeded",
+        "choices": [
+            {
+                "index": choice.index,
+                "text": choice.text,
+                "finish_reason": choice.finish_reason.value,
+                "stop_reason": choice.stop_reason,
+            }
+            for choice in completion.choices
+        ],
+        "usage": {
+            "prompt_tokens": completion.prompt_tokens,
+            "cached_tokens": completion.cached_tokens,
+            "completion_tokens": completion.completion_tokens,
+        },
+        "error": dataclasses.asdict(completion.error) if completion.error else None,
+    }
+
+
+def generate(
+    in_path: Path,
+    out_path: Path,
+    engine: TextEngine,
+    parse: Parse,
+    *,
+    encode: Encode = plain_result,
+    resume: bool = False,
+    max_in_flight: int = 2048,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    stop: threading.Event | None = None,
+) -> Progress:
+    """Run every line of ``in_path`` and append each result to ``out_path`` when it ends, in no particular order.
+
+    At most ``max_in_flight`` lines are in memory. ``on_progress`` is called after each batch of results. ``stop``
+    ends the run early: what is still running is aborted and left without a result, so that resuming runs it.
+
+    Raises OSError for files that cannot be used (see ResultFile) and EngineDead; the output is valid in any case.
+    """
+    progress = Progress(bytes_total=in_path.stat().st_size)
+    with (
+        in_path.open("rb") as source,
+        ResultFile(out_path, resume=resume, max_line=progress.bytes_total) as results,
+    ):
+        run = _Run(
+            engine, results, parse, encode, max_in_flight, on_progress, stop or threading.Event(), progress
+        )
+        run.all(_lines(source, results.done, progress))
+    return progress
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call of ``generate``. jobs: what ``encode`` gets with the completion, by line, of lines in flight."""
+
+    engine: TextEngine
+    results: ResultFile
+    parse: Parse
+    encode: Encode
+    max_in_flight: int
+    on_progress: Callable[[Progress], None]
+    stop: threading.Event
+    progress: Progress
+    jobs: dict[int, Any] = field(default_factory=dict)
+
+    def all(self, lines: Iterator[tuple[int, bytes | None]]) -> None:
+        """Keep the engine full until the lines are used up and the last has ended."""
+        more = True
+        while (more or self.jobs) and not self.stop.is_set():
+            more = more and self._refill(lines)
+            if self.jobs:
+                self._write(self.engine.poll(POLL_S))
+        if self.stop.is_set():
+            self.progress.stopped = True
+            self._give_up()
+
+    def _refill(self, lines: Iterator[tuple[int, bytes | None]]) -> bool:
+        """Take in as many lines as there is room for. False when there are no more."""
+        room = self.max_in_flight - len(self.jobs)
+        taken = [line for _, line in zip(range(room), lines, strict=False)]
+        requests: list[TextRequest] = []
+        refused: list[TextCompletion] = []
+        for number, data in taken:
+            parsed = self.parse(data) if data is not None else _too_long()
+            self.jobs[number] = parsed.job
+            if isinstance(parsed.request, TextRequest):
+                requests.append(dataclasses.replace(parsed.request, id=str(number)))
+            else:
+                refused.append(TextCompletion(str(number), [], error=parsed.request))
+        if requests:
+            self.engine.add_many(requests)
+        self._write(refused)
+        return len(taken) == room
+
+    def _write(self, completions: Sequence[TextCompletion]) -> None:
+        ended = [(int(c.id), c) for c in completions]
+        if not ended:
+            return
+        self.results.write((line, self.encode(self.jobs.pop(line), c)) for line, c in ended)
+        for _, completion in ended:
+            self._count(completion)
+        self.progress.in_flight = len(self.jobs)
+        self.on_progress(self.progress)
+
+    def _count(self, completion: TextCompletion) -> None:
+        if completion.error:
+            self.progress.failed += 1
+        else:
+            self.progress.succeeded += 1
+        self.progress.prompt_tokens += completion.prompt_tokens
+        self.progress.cached_tokens += completion.cached_tokens
+        self.progress.completion_tokens += completion.completion_tokens
+
+    def _give_up(self) -> None:
+        """Abort what is running. What ended by itself meanwhile still counts."""
+        self.engine.abort([str(line) for line in self.jobs])
+        while self.jobs and (completions := self.engine.poll(POLL_S)):
+            aborted = [c for c in completions if _is_aborted(c)]
+            for completion in aborted:
+                del self.jobs[int(completion.id)]
+            self._write([c for c in completions if not _is_aborted(c)])
+        self.progress.in_flight = len(self.jobs)
+
+
+def _is_aborted(completion: TextCompletion) -> bool:
+    return any(choice.finish_reason is FinishReason.ABORT for choice in completion.choices)
+
+
+def _too_long() -> ParsedLine:
+    message = f"the line has more than {MAX_LINE_BYTES:,} bytes"
+    return ParsedLine(RequestError("message_too_large", message))
+
+
+def _lines(source: Any, done: LineSet, progress: Progress) -> Iterator[tuple[int, bytes | None]]:
+    """Each line to run with its number, from 1; None for one that is too long. Empty lines and ``done`` are skipped."""
+    number = 0
+    while line := source.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        progress.bytes_read += len(line)
+        whole: bytes | None = line
+        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            whole = None
+            line = source.readline(MAX_LINE_BYTES + 1)
+            progress.bytes_read += len(line)
+        if number in done:
+            progress.skipped += 1
+        elif whole is None or whole.strip():
+            yield number, whole

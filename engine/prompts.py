@@ -1,0 +1,44 @@
+"""From text requests to prompts in token ids, a whole batch at a time."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.engine.errors import InvalidRequest
+from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.validation import Limits, check_prompt, check_text, prompt_form, validate
+
+if TYPE_CHECKING:
+    from headrace.engine.text import TextRequest
+
+
+def prompt_ids(
+    requests: Sequence["TextRequest"], tokenizer: Tokenizer, limits: Limits
+) -> list[list[int] | InvalidRequest]:
+    """Each request's prompt in ids, or what is wrong with the request, in their order."""
+    results: list[list[int] | InvalidRequest] = [[]] * len(requests)
+    plain: dict[int, str] = {}
+    rendered: dict[int, str] = {}
+    for place, request in enumerate(requests):
+        try:
+            validate(request, limits)
+            if request.prompt is not None:
+                plain[place] = request.prompt
+            elif request.messages is not None:
+                rendered[place] = tokenizer.render_chat(request.messages)
+                check_text(rendered[place], "messages", limits)
+            else:
+                results[place] = list(request.prompt_token_ids or ())
+        except InvalidRequest as error:
+            results[place] = error
+            rendered.pop(place, None)
+    for texts, encode in ((plain, tokenizer.encode_many), (rendered, tokenizer.encode_rendered)):
+        for place, ids in zip(texts, encode(list(texts.values())), strict=True):
+            results[place] = ids
+    for place, request in enumerate(requests):
+        result = results[place]
+        if isinstance(result, list):
+            try:
+                check_prompt(result, prompt_form(request), request.sampling, limits)
+            except InvalidRequest as error:
+                results[place] = error
+    return results
