@@ -1,0 +1,271 @@
+"""The client against a broker: what it sends, and what it makes of what comes back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import apache_kafka
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from headrace.client import BrokerUnreachable, Client, DeliveryFailed, InvalidLine, Submission, TopicMissing
+from headrace.schemas import (
+    BatchClosed,
+    BatchOpened,
+    CancelBatch,
+    CancelJob,
+    Choice,
+    ControlMessage,
+    ErrorCode,
+    JobResult,
+    JobState,
+    PromptJob,
+    Source,
+    Topics,
+    named_key,
+    parse_control,
+    parse_job,
+)
+from headrace.schemas import topics as names
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Installation:
+    """Topics of one test, with a look into them and a hand that plays the worker."""
+
+    bootstrap: str
+    topics: Topics
+
+    def client(self, **options: object) -> Client:
+        return Client(self.bootstrap, self.topics, **options)  # type: ignore[arg-type]
+
+    def read(self, topic: str) -> list[Message]:
+        """Everything on ``topic`` now."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": str(uuid4()), "enable.auto.commit": False})
+        partitions = [TopicPartition(topic, number) for number in consumer.list_topics(topic).topics[topic].partitions]
+        marks = [consumer.get_watermark_offsets(partition) for partition in partitions]
+        wanted = sum(high - low for low, high in marks)
+        consumer.assign([TopicPartition(topic, at.partition, low) for at, (low, _) in zip(partitions, marks, strict=True)])
+        messages: list[Message] = []
+        while len(messages) < wanted:
+            messages += consumer.consume(100, timeout=1)
+        consumer.close()
+        return messages
+
+    def control(self) -> list[ControlMessage]:
+        return [parse_control(message.value()) for message in self.read(self.topics.control)]
+
+    def send(self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        producer.produce(topic, value, key, headers=headers)
+        producer.flush()
+
+    def finish(self, submission: Submission, ids: list[UUID], times: int = 1) -> None:
+        """Publish a result for each of ``ids``, ``times`` over."""
+        for id in ids * times:
+            result = JobResult(
+                id=id,
+                tenant=submission.tenant,
+                batch_id=submission.batch_id,
+                state=JobState.SUCCEEDED,
+                choices=[Choice(text="yes", finish_reason="stop")],
+            )
+            self.send(self.topics.results, result.key, result.encode(), result.headers)
+
+
+@pytest.fixture
+def installation(kafka: str) -> Iterator[Installation]:
+    topics = Topics(prefix=f"test-{uuid4().hex[:8]}")
+    apache_kafka.create_topics(kafka, topics.all, partitions=2)
+    yield Installation(kafka, topics)
+
+
+def source(message: Message) -> Source:
+    return Source(message.topic() or "", message.partition() or 0, message.offset() or 0, message.timestamp()[1])
+
+
+def test_a_batch_is_opened_filled_and_closed_with_its_count(installation: Installation) -> None:
+    jobs = [PromptJob(prompt="one"), {"prompt": "two"}, b'{"prompt": "three"}\n', "\n", '{"prompt": "four"}']
+    with installation.client() as client:
+        submission = client.submit(jobs, "bulk", metadata={"owner": "tests"})
+    assert submission.expected == 4
+    assert submission.problems == []
+    opened, closed = sorted(installation.control(), key=lambda message: message.type, reverse=True)
+    assert isinstance(opened, BatchOpened)
+    assert opened.metadata == {"owner": "tests"}
+    assert isinstance(closed, BatchClosed)
+    assert closed.expected == 4
+    assert opened.batch_id == closed.batch_id == submission.batch_id
+    messages = installation.read(installation.topics.jobs("bulk"))
+    parsed = [parse_job(message.value(), message.headers(), source(message)) for message in messages]
+    assert {job.prompt for job in parsed} == {"one", "two", "three", "four"}
+    assert {job.envelope.id for job in parsed} == set(submission.ids)
+    assert {job.batch_id for job in parsed} == {submission.batch_id}
+    assert {message.key().decode() for message in messages} == {str(id) for id in submission.ids}
+
+
+def test_bad_lines_are_sent_as_they_are_and_reported_by_number(installation: Installation) -> None:
+    lines = [b'{"prompt": "good"}', b"not json", b'{"prompt": "hot", "sampling": {"temperature": 9}}', b"\xff"]
+    with installation.client() as client:
+        submission = client.submit(lines)
+    assert [(problem.line, problem.code, problem.param) for problem in submission.problems] == [
+        (2, ErrorCode.INVALID_JSON, None),
+        (3, ErrorCode.INVALID_VALUE, "sampling.temperature"),
+        (4, ErrorCode.INVALID_ENCODING, None),
+    ]
+    assert submission.expected == 4
+    assert len(submission.ids) == 2
+    messages = installation.read(installation.topics.jobs("standard"))
+    assert {message.value() for message in messages} == set(lines)
+    assert {dict(message.headers())[names.BATCH_ID] for message in messages} == {submission.batch_id.encode()}
+
+
+def test_a_strict_submit_stops_at_the_first_bad_line_and_cancels_the_batch(installation: Installation) -> None:
+    client = installation.client()
+    with pytest.raises(InvalidLine, match=r"line 2: sampling\.top_p must be a number above 0"):
+        client.submit([{"prompt": "a"}, {"prompt": "b", "sampling": {"top_p": 0}}, {"prompt": "c"}], strict=True)
+    client.close()
+    assert {type(message) for message in installation.control()} == {BatchOpened, CancelBatch}
+
+
+def test_submitting_again_under_an_idempotency_key_gives_the_same_jobs(installation: Installation) -> None:
+    lines = [{"custom_id": "a", "prompt": "x"}, {"custom_id": "a", "prompt": "y"}, {"prompt": "z"}]
+    with installation.client() as client:
+        first = client.submit(lines, idempotency_key="nightly")
+        second = client.submit(lines, idempotency_key="nightly")
+        other = client.submit(lines, idempotency_key="weekly")
+    assert first == second
+    assert len(set(first.ids)) == 3
+    assert not set(first.ids) & set(other.ids)
+    messages = installation.read(installation.topics.jobs("standard"))
+    content = {
+        (job.id, job.content_sha)
+        for job in (parse_job(message.value(), message.headers(), source(message)).envelope for message in messages)
+    }
+    assert len(content) == 6
+
+
+def test_a_broken_off_submit_with_an_idempotency_key_leaves_the_batch_open(installation: Installation) -> None:
+    def lines() -> Iterator[dict[str, str]]:
+        yield {"prompt": "a"}
+        raise OSError("the disk is gone")
+
+    client = installation.client()
+    with pytest.raises(OSError, match="the disk is gone"):
+        client.submit(lines(), idempotency_key="again")
+    client.close()
+    assert [type(message) for message in installation.control()] == [BatchOpened]
+
+
+def test_a_job_sent_twice_in_a_batch_counts_once(installation: Installation) -> None:
+    with installation.client() as client:
+        submission = client.submit(
+            [{"job_id": "a", "prompt": "x"}, {"job_id": "a", "prompt": "x"}, {"job_id": "a", "prompt": "y"}]
+        )
+    assert [(problem.line, problem.code, problem.sent) for problem in submission.problems] == [
+        (2, ErrorCode.DUPLICATE_JOB_ID, False),
+        (3, ErrorCode.DUPLICATE_JOB_ID, True),
+    ]
+    assert submission.expected == 2
+
+
+def test_a_line_of_another_batch_is_not_sent(installation: Installation) -> None:
+    with installation.client() as client:
+        submission = client.submit([{"prompt": "x", "batch_id": "other"}, {"prompt": "x", "tenant": "other"}])
+    assert [(problem.param, problem.sent) for problem in submission.problems] == [("batch_id", False), ("tenant", False)]
+    assert submission.expected == 0
+
+
+def test_a_line_too_large_for_kafka_is_reported_and_the_rest_is_sent(installation: Installation) -> None:
+    with installation.client() as client:
+        submission = client.submit([{"prompt": "x" * 1_100_000}, {"prompt": "small"}])
+    assert [(problem.line, problem.code, problem.sent) for problem in submission.problems] == [
+        (1, ErrorCode.MESSAGE_TOO_LARGE, False)
+    ]
+    assert submission.expected == 1
+
+
+def test_more_than_the_buffer_holds_is_sent_by_waiting(installation: Installation) -> None:
+    with installation.client(kafka={"queue.buffering.max.messages": 50}) as client:
+        submission = client.submit({"prompt": f"number {number}"} for number in range(2_000))
+    assert submission.expected == len(set(submission.ids)) == 2_000
+    assert len(installation.read(installation.topics.jobs("standard"))) == 2_000
+
+
+def test_a_deadline_of_the_batch_is_for_jobs_without_one(installation: Installation) -> None:
+    later, sooner = (datetime.now(UTC) + timedelta(hours=hours) for hours in (2, 1))
+    with installation.client() as client:
+        client.submit([{"prompt": "a"}, {"prompt": "b", "deadline": sooner}], deadline=later)
+    messages = installation.read(installation.topics.jobs("standard"))
+    jobs = [parse_job(message.value(), message.headers(), source(message)) for message in messages]
+    assert {job.prompt: job.deadline for job in jobs} == {"a": later, "b": sooner}
+
+
+def test_cancels_name_their_target(installation: Installation) -> None:
+    id = uuid4()
+    with installation.client(tenant="acme") as client:
+        client.cancel_batch("b")
+        client.cancel_job("mine")
+        client.cancel_job(id)
+    cancels = installation.control()
+    assert {(type(cancel), cancel.tenant) for cancel in cancels} == {(CancelBatch, "acme"), (CancelJob, "acme")}
+    assert {cancel.key for cancel in cancels if isinstance(cancel, CancelJob)} == {id, named_key("acme", "mine")}
+
+
+def test_following_gives_each_result_once_and_ends_with_the_batch(installation: Installation) -> None:
+    with installation.client() as client:
+        other = client.submit([{"prompt": "other"}])
+        submission = client.submit([{"prompt": "a"}, {"prompt": "b"}])
+        installation.finish(other, other.ids)
+        installation.finish(submission, submission.ids, times=2)
+        results = list(client.follow_results(submission))
+    assert sorted(result.id for result in results) == sorted(submission.ids)
+
+
+def test_following_counts_rejected_records_as_ended(installation: Installation) -> None:
+    with installation.client() as client:
+        submission = client.submit([{"prompt": "a"}, b"not json"])
+        headers = [
+            (names.TENANT, b"default"),
+            (names.BATCH_ID, submission.batch_id.encode()),
+            (names.DEAD_CODE, b"invalid_json"),
+        ]
+        installation.send(installation.topics.dead, b"k", b"not json", headers)
+        installation.finish(submission, submission.ids)
+        assert [result.id for result in client.follow_results(submission.batch_id)] == submission.ids
+
+
+def test_following_a_batch_that_is_still_filled_waits_for_its_end(installation: Installation) -> None:
+    with installation.client() as client:
+        submission = client.submit([{"prompt": "a"}, {"prompt": "b"}])
+        installation.finish(submission, submission.ids[:1])
+        following = client.follow_results(submission)
+        assert next(following).id == submission.ids[0]
+        installation.finish(submission, submission.ids[1:])
+        assert [result.id for result in following] == submission.ids[1:]
+
+
+def test_following_gives_up_after_idle_time(installation: Installation) -> None:
+    with installation.client() as client:
+        submission = client.submit([{"prompt": "a"}])
+        assert list(client.follow_results(submission, idle_timeout=1)) == []
+
+
+def test_a_missing_topic_is_named(kafka: str) -> None:
+    with pytest.raises(TopicMissing, match=r"nowhere\.control\.v1"):
+        list(Client(kafka, Topics(prefix="nowhere")).follow_results("b"))
+
+
+def test_records_that_kafka_does_not_take_surface(kafka: str) -> None:
+    client = Client("127.0.0.1:1", kafka={"message.timeout.ms": 500, "log_level": 0})
+    with pytest.raises(DeliveryFailed, match="1 records did not reach Kafka"):
+        client.submit([{"prompt": "a"}])
+
+
+def test_a_broker_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.client.results._PATIENCE_S", 0.5)
+    with pytest.raises(BrokerUnreachable, match="Kafka does not answer"):
+        list(Client("127.0.0.1:1", kafka={"log_level": 0}).follow_results("b"))
