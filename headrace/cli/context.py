@@ -1,0 +1,104 @@
+"""From settings to the things that commands work with: addresses, topics, ledger, client."""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from headrace.client import Client
+    from headrace.ledger import Ledger
+    from headrace.local.state import Addresses
+    from headrace.schemas import Topics
+    from headrace.settings import Settings
+
+
+def load_settings(**options: Any) -> "Settings":
+    """The environment's settings, with those ``options`` of the command line that are not None in their place."""
+    from pydantic import ValidationError
+
+    from headrace.settings import Settings, variable
+
+    try:
+        return Settings(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        name = variable(field) if field in Settings.model_fields else field
+        raise Failure(
+            Exit.USAGE, f"{name} is not usable: {first['msg']}.", f"It is {first['input']!r} now."
+        ) from None
+
+
+def bootstrap_servers(settings: "Settings") -> str:
+    """The broker's address: the environment's, else that of a local stack that runs. Raises Failure."""
+    local = _running_stack(settings)
+    address = settings.kafka_bootstrap_servers or (local and local.kafka_bootstrap_servers)
+    if not address:
+        raise Failure(
+            Exit.NOT_READY,
+            "No Kafka broker is named, and no local stack runs.",
+            "Set KAFKA_BOOTSTRAP_SERVERS=host:port, or start a stack with `headrace local up`.",
+        )
+    return address
+
+
+def database_url(settings: "Settings") -> str:
+    """The database's address: the environment's, else that of a local stack that runs. Raises Failure."""
+    local = _running_stack(settings)
+    address = settings.database_url or (local and local.database_url)
+    if not address:
+        raise Failure(
+            Exit.NOT_READY,
+            "No database is named, and no local stack runs.",
+            "Set DATABASE_URL=postgresql://user:password@host/database, or start a stack with `headrace local up`.",
+        )
+    return address
+
+
+def open_ledger(settings: "Settings") -> "Ledger":
+    """The job table, for one command's questions: it gives up soon, since somebody waits for the answer."""
+    from headrace.ledger import Ledger
+
+    return Ledger(database_url(settings), pool_size=1, retry_for=3.0)
+
+
+def open_client(settings: "Settings") -> "Client":
+    """A producer's side, for one command."""
+    from headrace.client import Client
+
+    return Client(
+        bootstrap_servers(settings), topics(settings), tenant=settings.tenant, kafka=quiet_kafka(settings)
+    )
+
+
+def quiet_kafka(settings: "Settings") -> dict[str, Any]:
+    """librdkafka's properties for a command: what goes wrong is raised, so it need not be logged as well."""
+    return {"log_level": 0, **settings.kafka}
+
+
+def admin(settings: "Settings") -> Any:
+    """An AdminClient of confluent-kafka."""
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": bootstrap_servers(settings), **quiet_kafka(settings)})
+
+
+def topics(settings: "Settings") -> "Topics":
+    """The names of this installation's topics."""
+    from headrace.schemas.topics import Topics
+
+    try:
+        return Topics(settings.topic_prefix, settings.pool, settings.tiers)
+    except ValueError as error:
+        raise Failure(
+            Exit.USAGE, f"{error}.", "See HEADRACE_TOPIC_PREFIX, HEADRACE_POOL and HEADRACE_TIERS."
+        ) from None
+
+
+def _running_stack(settings: "Settings") -> "Addresses | None":
+    if not (settings.state_dir / "stack.json").exists():
+        return None  # the usual case in production, where the embedded extra is not installed either
+    from headrace.local.state import StateDir
+
+    return StateDir(settings.state_dir).running()

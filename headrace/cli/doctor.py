@@ -1,0 +1,154 @@
+"""`headrace doctor`: what a working installation needs, checked, each with its remedy."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from headrace.cli import context
+from headrace.cli.errors import translate
+from headrace.cli.exits import Exit
+from headrace.cli.output import Json, console, emit
+from headrace.cli.topics import TIMEOUT_S, describe_topics
+
+if TYPE_CHECKING:
+    from headrace.settings import Settings
+
+PANEL = "Set up"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found. ``ok`` None: nothing is wrong, and yet worth knowing."""
+
+    check: str
+    ok: bool | None
+    detail: str
+    remedy: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command(rich_help_panel=PANEL)(doctor)
+
+
+def doctor(json: Json = False) -> None:
+    """Check broker, topics, database, migrations, workers, model and GPU. Exit 5 when something is missing."""
+    settings = context.load_settings()
+    findings = [_run(name, check, settings) for name, check in CHECKS.items()]
+    broken = any(finding.ok is False for finding in findings)
+    if json:
+        emit({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            _show(finding)
+    if broken:
+        raise typer.Exit(Exit.NOT_READY)
+
+
+def _run(name: str, check: Callable[["Settings"], Finding], settings: "Settings") -> Finding:
+    try:
+        return check(settings)
+    except Exception as error:
+        failure = translate(error)
+        if failure is None:
+            raise
+        return Finding(name, False, failure.message, failure.remedy)
+
+
+def _broker(settings: "Settings") -> Finding:
+    address = context.bootstrap_servers(settings)
+    count = len(context.admin(settings).list_topics(timeout=TIMEOUT_S).brokers)
+    return Finding("broker", True, f"{count} broker{'s' if count != 1 else ''} behind {address}")
+
+
+def _topics(settings: "Settings") -> Finding:
+    missing = [topic["topic"] for topic in describe_topics(settings) if topic["partitions"] is None]
+    if missing:
+        return Finding("topics", False, f"missing: {', '.join(missing)}", "Run `headrace topics create`.")
+    return Finding("topics", True, "all there")
+
+
+def _database(settings: "Settings") -> Finding:
+    import psycopg
+
+    with psycopg.connect(context.database_url(settings), connect_timeout=5) as connection:
+        version = connection.info.server_version
+    major, minor = divmod(version, 10_000)
+    if major < 14:
+        return Finding(
+            "database", False, f"PostgreSQL {major}.{minor}", "Headrace needs PostgreSQL 14 or newer."
+        )
+    return Finding("database", True, f"PostgreSQL {major}.{minor}")
+
+
+def _migrations(settings: "Settings") -> Finding:
+    from headrace.ledger import check
+
+    if problems := check(context.database_url(settings)):
+        return Finding("migrations", False, " ".join(problems))
+    return Finding("migrations", True, "up to date")
+
+
+def _workers(settings: "Settings") -> Finding:
+    import psycopg
+
+    with psycopg.connect(context.database_url(settings), connect_timeout=5) as connection:
+        if connection.execute("SELECT to_regclass('workers')").fetchone() == (None,):
+            return Finding("workers", None, "unknown before `headrace migrate`")
+        rows = connection.execute("SELECT model FROM workers WHERE alive_until > now()").fetchall()
+    if not rows:
+        return Finding("workers", None, "none is alive", "Start one with `headrace worker`.")
+    return Finding(
+        "workers", True, f"{len(rows)} alive, serving {', '.join(sorted({row[0] for row in rows}))}"
+    )
+
+
+def _model(settings: "Settings") -> Finding:
+    from headrace.local import model
+
+    if settings.model is None:
+        place = model.cache_root() / model.NAME
+        if place.is_dir():
+            return Finding("model", True, f"{model.NAME} (the default) in {place}")
+        remedy = "It is fetched when first needed; `headrace local model` does it now. Or set HEADRACE_MODEL."
+        return Finding("model", None, f"{model.NAME} (the default) is not here yet", remedy)
+    if Path(settings.model).expanduser().is_dir():
+        from headrace.engine.models.config import ModelConfig
+
+        config = ModelConfig.from_directory(Path(settings.model).expanduser())
+        return Finding("model", True, f"{config.architecture} in {settings.model}")
+    return Finding("model", None, f"{settings.model} is looked up on the hub when a worker starts")
+
+
+def _gpu(settings: "Settings") -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        return Finding("gpu", True, f"{names}; torch {torch.__version__}")
+    wanted = settings.device.startswith("cuda")
+    remedy = "Check the driver with nvidia-smi, or set HEADRACE_DEVICE=cpu." if wanted else ""
+    return Finding("gpu", False if wanted else None, "no CUDA device; a worker here runs on the CPU", remedy)
+
+
+CHECKS: dict[str, Callable[["Settings"], Finding]] = {
+    "broker": _broker,
+    "topics": _topics,
+    "database": _database,
+    "migrations": _migrations,
+    "workers": _workers,
+    "model": _model,
+    "gpu": _gpu,
+}
+
+
+def _show(finding: Finding) -> None:
+    out = console()
+    mark = {True: "[green]ok[/green]  ", False: "[red]FAIL[/red]", None: "[yellow]note[/yellow]"}[finding.ok]
+    out.print(f"{mark} {finding.check:<11}", end="")
+    out.print(finding.detail, markup=False)
+    if finding.remedy:
+        out.print(f"{'':17}{finding.remedy}", markup=False)

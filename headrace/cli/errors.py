@@ -1,0 +1,99 @@
+"""The boundary: what lower layers raise becomes one sentence, a remedy and an exit code.
+
+Rules are looked up by the error's class, by name, so that translating never imports a layer that was not in use. An
+error without a rule is a defect and keeps its traceback.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.cli.exits import Exit
+
+
+class Failure(Exception):
+    """A command cannot go on, and why: ``message`` is one sentence, ``remedy`` what the user can do."""
+
+    def __init__(self, exit_code: Exit, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.message = message
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How to say an error. ``{error}`` in ``sentence`` is the error's own text."""
+
+    exit_code: Exit
+    remedy: str = ""
+    sentence: str = "{error}"
+
+
+_DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
+_BROKER = "Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up; `headrace doctor` tells more."
+
+RULES = {
+    "headrace.ledger.errors.LedgerUnavailable": Rule(
+        Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"
+    ),
+    "headrace.ledger.errors.NotMigrated": Rule(Exit.NOT_READY, "Run `headrace migrate`."),
+    "psycopg.OperationalError": Rule(Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"),
+    "sqlalchemy.exc.OperationalError": Rule(
+        Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"
+    ),
+    "sqlalchemy.exc.ArgumentError": Rule(
+        Exit.USAGE,
+        "It looks like postgresql://user:password@host:5432/database.",
+        "DATABASE_URL is no database URL.",
+    ),
+    "cimpl.KafkaException": Rule(Exit.UNAVAILABLE, _BROKER, "Kafka refused: {error}"),
+    "headrace.client.errors.DeliveryFailed": Rule(Exit.UNAVAILABLE, _BROKER),
+    "headrace.client.errors.BrokerUnreachable": Rule(Exit.UNAVAILABLE, _BROKER),
+    "headrace.client.errors.TopicMissing": Rule(Exit.NOT_READY, "Run `headrace topics create`."),
+    "headrace.client.errors.InvalidLine": Rule(Exit.USAGE, "Nothing after that line was sent."),
+    "headrace.engine.errors.ModelNotFound": Rule(Exit.NOT_FOUND),
+    "headrace.engine.errors.UnsupportedModel": Rule(Exit.REFUSED),
+    "headrace.engine.errors.BadCheckpoint": Rule(Exit.REFUSED),
+    "headrace.engine.errors.InvalidRequest": Rule(Exit.USAGE),
+    "headrace.engine.errors.OutOfMemory": Rule(
+        Exit.REFUSED, "Give it less: HEADRACE_KV_TOKENS, HEADRACE_MAX_CONTEXT or HEADRACE_MAX_SLOTS."
+    ),
+    "headrace.engine.errors.EngineError": Rule(Exit.USAGE),
+    "headrace.engine.errors.EngineDead": Rule(
+        Exit.UNAVAILABLE, "Its log above says why; start again to go on."
+    ),
+    "headrace.local.errors.MissingPart": Rule(Exit.NOT_READY),
+    "headrace.local.errors.ChildFailed": Rule(Exit.UNAVAILABLE),
+    "headrace.local.errors.AlreadyRunning": Rule(Exit.REFUSED),
+    "headrace.local.errors.Interrupted": Rule(Exit.INTERRUPTED),
+    "builtins.FileNotFoundError": Rule(Exit.NOT_FOUND, "", "There is no {path}."),
+    "builtins.FileExistsError": Rule(
+        Exit.REFUSED, "Choose another name, or move it away.", "{path} is already there."
+    ),
+    "builtins.IsADirectoryError": Rule(Exit.USAGE, "Name a file.", "{path} is a directory."),
+    "builtins.PermissionError": Rule(Exit.REFUSED, "", "No permission for {path}."),
+}
+
+
+def translate(error: BaseException) -> Failure | None:
+    """What to tell the user of ``error``; None when it is a defect, or not for us."""
+    if isinstance(error, Failure):
+        return error
+    for name in _names(type(error)):
+        if rule := RULES.get(name):
+            text = rule.sentence.format(
+                error=_one_line(str(error)), path=getattr(error, "filename", None) or error
+            )
+            return Failure(rule.exit_code, text, getattr(error, "remedy", "") or rule.remedy)
+    return None
+
+
+def _names(kind: type[BaseException]) -> Iterator[str]:
+    for ancestor in kind.__mro__:
+        yield f"{ancestor.__module__}.{ancestor.__qualname__}"
+
+
+def _one_line(text: str) -> str:
+    """The first line of a driver's message: the rest repeats itself for each address tried."""
+    lines = text.strip().splitlines() or [""]
+    return lines[0] if "psycopg" in text or "connection" in lines[0] else text.strip()

@@ -1,0 +1,146 @@
+"""`headrace generate` and `convert`: files in, files out, with neither Kafka nor Postgres."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import context, logs
+from headrace.cli.engine import engine_config
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.follow import duration
+from headrace.cli.output import Json, emit, note
+from headrace.cli.serve import Device, Model
+from headrace.cli.stopping import stop_on_signals
+
+if TYPE_CHECKING:
+    from headrace.engine.generate import Progress
+
+PANEL = "Files"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    for command in (generate, convert):
+        app.command(rich_help_panel=PANEL)(command)
+
+
+def generate(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="Jobs, or OpenAI's batch format, a line each.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Results, appended as they end.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with OUT.jsonl: run what has no result yet.")
+    ] = False,
+    model: Model = None,
+    device: Device = None,
+    in_flight: Annotated[int, typer.Option(min=1, help="Lines in memory at once.")] = 2048,
+    json: Json = False,
+) -> None:
+    """Run a file of prompts through the engine alone, in bounded memory.
+
+    Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line.
+    """
+    if not source.is_file():
+        raise Failure(Exit.NOT_FOUND, f"There is no file {source}.")
+    settings = context.load_settings(model=model, device=device)
+    logs.configure(settings)
+
+    from headrace.engine import generate as engine_generate
+    from headrace.engine.text import open_text_engine
+    from headrace.worker import translate
+
+    began = time.monotonic()
+    config = engine_config(settings)
+    with stop_on_signals() as stop:
+        engine = open_text_engine(config)
+        try:
+            lines = iter(range(1 << 62))
+
+            def parse(line: bytes) -> engine_generate.ParsedLine:
+                return engine_generate.ParsedLine(*translate.read_line(line, next(lines)))
+
+            def encode(job: Any, completion: Any) -> dict[str, Any]:
+                return translate.write_line(job, completion, engine.model)
+
+            progress = engine_generate.generate(
+                source,
+                target,
+                engine,
+                parse,
+                encode=encode,
+                resume=resume,
+                max_in_flight=in_flight,
+                on_progress=_Reporter(quiet=json),
+                stop=stop,
+            )
+        finally:
+            engine.close()
+    _summary(progress, time.monotonic() - began, target, json)
+    if progress.stopped:
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A .gguf file, or a directory with .bin weights.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to make.")],
+    json: Json = False,
+) -> None:
+    """Turn GGUF or pickled weights into a Hugging Face directory with safetensors."""
+    if not source.exists():
+        raise Failure(Exit.NOT_FOUND, f"There is no {source}.")
+    from headrace.engine.convert import convert as convert_model
+
+    made = convert_model(source, target)
+    if json:
+        emit({"directory": str(made)})
+    else:
+        note(f"Converted to {made}.")
+
+
+class _Reporter:
+    """A line every few seconds, on stderr."""
+
+    EVERY_S = 5.0
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._began = time.monotonic()
+        self._due = self._began + self.EVERY_S
+
+    def __call__(self, progress: "Progress") -> None:
+        now = time.monotonic()
+        if self._quiet or now < self._due:
+            return
+        self._due = now + self.EVERY_S
+        share = 100 * progress.bytes_read / max(progress.bytes_total, 1)
+        rate = progress.completion_tokens / (now - self._began)
+        note(
+            f"{progress.succeeded} done, {progress.failed} failed, {progress.in_flight} running, "
+            f"{share:.0f}% of the file read, {rate:.0f} tokens/s"
+        )
+
+
+def _summary(progress: "Progress", seconds: float, target: Path, json: bool) -> None:
+    counts = {
+        "succeeded": progress.succeeded,
+        "failed": progress.failed,
+        "skipped": progress.skipped,
+        "prompt_tokens": progress.prompt_tokens,
+        "cached_tokens": progress.cached_tokens,
+        "completion_tokens": progress.completion_tokens,
+    }
+    if json:
+        emit({**counts, "seconds": round(seconds, 3), "output": str(target), "interrupted": progress.stopped})
+        return
+    note(
+        f"{progress.succeeded} done, {progress.failed} failed, {progress.skipped} had a result already; "
+        f"{progress.completion_tokens} tokens in {duration(seconds)}, in {target}."
+    )
+    if progress.stopped:
+        note("Stopped; the same command with --resume goes on.")

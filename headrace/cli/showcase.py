@@ -1,0 +1,67 @@
+"""What the demo shows at its end: prompts with their answers, and the job table as an analyst reads it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.output import console, table
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+    from headrace.schemas import JobResult
+
+# One of each kind: by the part of the custom id before its number.
+SHOWN_KINDS = ("complete", "explain", "summary", "translate", "handbook", "openai", "bad")
+CUT = 240
+
+BATCH_SQL = """SELECT batch_id, state, expected, succeeded, failed, prompt_tokens, cached_tokens, completion_tokens
+FROM batch_progress WHERE batch_id = %s"""
+JOBS_SQL = """SELECT custom_id, state, attempt, prompt_tokens, cached_tokens, completion_tokens, error
+FROM job_status WHERE batch_id = %s ORDER BY state, custom_id LIMIT 10"""
+
+
+def answers(ledger: "Ledger", tenant: str, batch_id: str, file: Path) -> None:
+    """Print one prompt and answer of each kind."""
+    import orjson
+
+    from headrace.schemas import JobResult
+
+    prompts = {line["custom_id"]: line for line in map(orjson.loads, file.read_bytes().splitlines()) if line}
+    results = [JobResult.decode(row.body) for row in ledger.results(tenant, batch_id) if row.body]
+    by_kind: dict[str, JobResult] = {}
+    for result in sorted(results, key=lambda result: result.custom_id or ""):
+        by_kind.setdefault((result.custom_id or "").rpartition("-")[0], result)
+    for kind in SHOWN_KINDS:
+        if kind in by_kind:
+            _show(by_kind[kind], _last_words(prompts.get(by_kind[kind].custom_id, {})))
+
+
+def table_rows(url: str, batch_id: str) -> None:
+    """Print the batch's line of `batch_progress` and some of `job_status`, with the queries."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        for sql in (BATCH_SQL, JOBS_SQL):
+            cursor = connection.execute(sql, (batch_id,))
+            console().print(f"\n{sql.replace('%s', repr(batch_id))};", style="dim", markup=False)
+            table((column.name for column in cursor.description or ()), cursor.fetchall())
+
+
+def _show(result: "JobResult", prompt: str) -> None:
+    out = console()
+    out.print(f"\n{result.custom_id}: ", style="bold", end="")
+    out.print(_cut(prompt), markup=False)
+    if result.error is not None:
+        out.print(f"  {result.state}: {result.error.message}", style="red", markup=False)
+    else:
+        out.print(f"  {_cut(result.choices[0].text)}", style="green", markup=False)
+
+
+def _last_words(line: dict[str, Any]) -> str:
+    """The prompt, or the last message's text."""
+    body = line.get("body", line)
+    return str(body["messages"][-1]["content"] if "messages" in body else body.get("prompt", ""))
+
+
+def _cut(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= CUT else f"{flat[:CUT]}..."

@@ -1,0 +1,105 @@
+"""`headrace topics`: the topics that an installation needs."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import context
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.output import Json, emit, note, table
+
+if TYPE_CHECKING:
+    from headrace.settings import Settings
+
+PANEL = "Set up"
+TIMEOUT_S = 8.0
+
+group = typer.Typer(no_args_is_help=True, help="Create and describe the Kafka topics.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's group."""
+    app.add_typer(group, name="topics", rich_help_panel=PANEL)
+
+
+@group.command()
+def create(
+    partitions: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Partitions of each topic of jobs: at least as many as there will be workers."
+        ),
+    ] = 8,
+    replication: Annotated[
+        int, typer.Option(min=-1, help="Copies of each partition; -1 takes the broker's default.")
+    ] = -1,
+    json: Json = False,
+) -> None:
+    """Create the topics that are missing. Topics that exist stay as they are."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    settings = context.load_settings()
+    names = context.topics(settings)
+    wanted = [NewTopic(name, partitions, replication) for name in names.all]
+    created = []
+    for name, future in context.admin(settings).create_topics(wanted, request_timeout=TIMEOUT_S).items():
+        try:
+            future.result()
+            created.append(name)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+    if json:
+        emit({"created": created, "topics": list(names.all)})
+    else:
+        note(f"{len(created)} topics created, {len(names.all) - len(created)} were there already.")
+
+
+@group.command()
+def describe(json: Json = False) -> None:
+    """Show the topics, their partitions and how much lies in each."""
+    settings = context.load_settings()
+    found = describe_topics(settings)
+    if json:
+        emit(found)
+    else:
+        rows = [(t["topic"], t["partitions"], t["replication"], t["records"]) for t in found]
+        table(("topic", "partitions", "replication", "records"), rows)
+    missing = [t["topic"] for t in found if t["partitions"] is None]
+    if missing:
+        raise Failure(Exit.NOT_READY, f"Missing: {', '.join(missing)}.", "Run `headrace topics create`.")
+
+
+def describe_topics(settings: "Settings") -> list[dict[str, Any]]:
+    """What the broker says of each topic of ours; ``partitions`` is None for a missing one."""
+    names = context.topics(settings)
+    admin = context.admin(settings)
+    there = admin.list_topics(timeout=TIMEOUT_S).topics
+    found = []
+    for name in names.all:
+        partitions = there[name].partitions if name in there and there[name].error is None else None
+        found.append(
+            {
+                "topic": name,
+                "partitions": len(partitions) if partitions else None,
+                "replication": len(partitions[0].replicas) if partitions else None,
+                "records": _records(admin, name, partitions) if partitions else None,
+            }
+        )
+    return found
+
+
+def _records(admin: Any, topic: str, partitions: Any) -> int:
+    """Records between the first and the last offset of each partition; gaps are counted as well."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    def total(spec: Any) -> int:
+        futures = admin.list_offsets(
+            {TopicPartition(topic, number): spec for number in partitions}, request_timeout=TIMEOUT_S
+        )
+        return sum(future.result().offset for future in futures.values())
+
+    return total(OffsetSpec.latest()) - total(OffsetSpec.earliest())

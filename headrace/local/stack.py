@@ -1,0 +1,196 @@
+"""The stack: what starts in which order, what each part needs of the others, and how all of it ends.
+
+``KAFKA_BOOTSTRAP_SERVERS`` and ``DATABASE_URL`` win over the embedded parts: what they name is used, not started, and
+so never stopped. Signal handlers set ``stop``; every wait here watches it, so a Ctrl-C at any moment ends in ``close``.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+
+from headrace.local import broker, database
+from headrace.local.child import Child, Identity
+from headrace.local.errors import ChildFailed
+from headrace.local.state import Addresses, Record, StateDir
+from headrace.settings import Settings, child_environment
+
+# A service that lives for less than this was not well to begin with; so many such lives in a row and we give up.
+SHORT_LIFE_S = 30.0
+SHORT_LIVES = 3
+
+Report = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Service:
+    """A headrace command that is started again when it dies."""
+
+    name: str
+    arguments: tuple[str, ...]
+    child: Child
+    started: float = field(default_factory=time.monotonic)
+    short_lives: int = 0
+
+
+class Stack:
+    """Broker, database, recorder and worker. ``with Stack(...) as stack: stack.start()``."""
+
+    def __init__(self, settings: Settings, stop: Event, report: Report) -> None:
+        self.state = StateDir(settings.state_dir.absolute())
+        self._settings = settings
+        self._stop = stop
+        self._report = report
+        self._exit = ExitStack()
+        self._record = Record()
+        self._parts: list[Child] = []
+        self._services: list[Service] = []
+        self._environment: dict[str, str] = {}
+
+    def __enter__(self) -> "Stack":
+        self._exit.enter_context(self.state.lock())
+        for name in self.state.clean_up():
+            self._report(f"stopped the {name} that an earlier run had left behind")
+        for log in self.state.logs.glob("*.log"):
+            log.unlink()
+        self._record = Record(parent=Identity.of("headrace", os.getpid()))
+        self.state.write(self._record)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> Addresses:
+        """Start everything, in order; returns once the worker is ready. Raises ChildFailed or Interrupted."""
+        bootstrap = self._settings.kafka_bootstrap_servers or self._start_broker()
+        url = self._settings.database_url or self._start_database()
+        self._environment = child_environment(
+            KAFKA_BOOTSTRAP_SERVERS=bootstrap,
+            DATABASE_URL=url,
+            # With this timeout the embedded broker lets a group's first member in after 3 s.
+            **(
+                {}
+                if self._settings.kafka_bootstrap_servers
+                else {"HEADRACE_KAFKA_SESSION_TIMEOUT_MS": "6000"}
+            ),
+        )
+        self._run("migrate", "migrate")
+        self._report("database is migrated")
+        self._run("topics", "topics", "create")
+        self._report("topics are there")
+        self._prepare_model()
+        self._serve("recorder", "recorder")
+        self._serve("worker", "worker")
+        self._wait_for_worker(url)
+        self._record.addresses = Addresses(bootstrap, url)
+        self.state.write(self._record)
+        return self._record.addresses
+
+    def supervise(self) -> None:
+        """Look after the parts: start a dead service again. Raises ChildFailed when that does not help."""
+        for part in self._parts:
+            part.check()
+        for service in self._services:
+            try:
+                service.child.check()
+            except ChildFailed as failure:
+                self._revive(service, failure)
+
+    def close(self) -> None:
+        """Stop what was started, dependants first, and delete its data; the logs stay. Idempotent."""
+        for service in reversed(self._services):  # the worker finishes and commits before the broker goes
+            service.child.stop()
+        for part in reversed(self._parts):
+            part.stop()
+        for home in self._record.homes:
+            database.remove(Path(home))
+        self._services, self._parts, self._record = [], [], Record()
+        with suppress(FileNotFoundError):
+            self.state.clear()
+        self._exit.close()
+
+    # What starts, in order.
+
+    def _start_broker(self) -> str:
+        began = time.monotonic()
+        port = broker.free_port()
+        child = self._own(broker.start(self._log("broker"), port))
+        self._parts.append(child)
+        broker.wait_ready(child, port, self._stop)
+        address = f"127.0.0.1:{port}"
+        self._report(f"broker listens on {address} ({time.monotonic() - began:.1f} s)")
+        return address
+
+    def _start_database(self) -> str:
+        began = time.monotonic()
+        home = database.make_home()
+        self._record.homes.append(str(home))
+        self.state.write(self._record)
+        child = self._own(database.start(home, self._log("database"), self._stop))
+        self._parts.append(child)
+        database.wait_ready(child, home, self._stop)
+        self._report(f"database is up ({time.monotonic() - began:.1f} s)")
+        return database.url(home)
+
+    def _prepare_model(self) -> None:
+        if self._settings.model is None:
+            self._report("looking for the default model (fetched and converted the first time)")
+            self._run("model", "local", "model")
+
+    def _wait_for_worker(self, url: str) -> None:
+        began = time.monotonic()
+        self._report("worker is loading the model")
+        self._services[-1].child.wait_until(lambda: _workers_alive(url) > 0, self._stop, timeout_s=180)
+        self._report(f"worker is ready ({time.monotonic() - began:.1f} s)")
+
+    # How a headrace command becomes a child.
+
+    def _launch(self, name: str, arguments: tuple[str, ...]) -> Child:
+        # -P: the current directory must not decide what is imported.
+        command = [sys.executable, "-P", "-m", "headrace", *arguments]
+        grace = self._settings.grace_seconds + 5
+        return self._own(Child.start(name, command, self._log(name), env=self._environment, grace_s=grace))
+
+    def _run(self, name: str, *arguments: str) -> None:
+        child = self._launch(name, arguments)
+        try:
+            child.wait(self._stop)
+        finally:
+            child.grace_s = 1.0
+            child.stop()
+
+    def _serve(self, name: str, *arguments: str) -> None:
+        self._services.append(Service(name, arguments, self._launch(name, arguments)))
+
+    def _revive(self, service: Service, failure: ChildFailed) -> None:
+        short = time.monotonic() - service.started < SHORT_LIFE_S
+        service.short_lives = service.short_lives + 1 if short else 0
+        if service.short_lives >= SHORT_LIVES:
+            raise failure
+        self._report(f"{service.name} ended with status {service.child.popen.returncode}; starting another")
+        service.child = self._launch(service.name, service.arguments)
+        service.started = time.monotonic()
+
+    def _own(self, child: Child) -> Child:
+        self._record.children.append(child.identity)
+        self.state.write(self._record)
+        return child
+
+    def _log(self, name: str) -> Path:
+        return self.state.logs / f"{name}.log"
+
+
+def _workers_alive(url: str) -> int:
+    """Workers whose heartbeat the database knows."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT count(*) FROM workers WHERE alive_until > now()").fetchone()
+        return int(row[0]) if row else 0

@@ -1,0 +1,137 @@
+"""What the environment says: the one place that reads it.
+
+The command line turns a ``Settings`` into plain values for worker, client and ledger; none of them looks at the
+environment. ``KAFKA_BOOTSTRAP_SERVERS`` and ``DATABASE_URL`` keep the names that other tools use; everything else is
+``HEADRACE_<FIELD>``.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX = "HEADRACE_"
+KAFKA_PREFIX = "HEADRACE_KAFKA_"
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode]
+
+
+def kafka_properties() -> dict[str, str]:
+    """librdkafka properties passed through: ``HEADRACE_KAFKA_SECURITY_PROTOCOL`` is ``security.protocol``."""
+    return {
+        name.removeprefix(KAFKA_PREFIX).lower().replace("_", "."): value
+        for name, value in os.environ.items()
+        if name.startswith(KAFKA_PREFIX)
+    }
+
+
+def default_state_dir() -> Path:
+    """``$XDG_STATE_HOME/headrace``, or ``~/.local/state/headrace``."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headrace"
+
+
+class Settings(BaseSettings):
+    """Every knob, with its default. Tokens and seconds unless the name says otherwise."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+
+    kafka_bootstrap_servers: str | None = Field(
+        None,
+        validation_alias="KAFKA_BOOTSTRAP_SERVERS",
+        description="host:port of the brokers, comma separated",
+    )
+    database_url: str | None = Field(
+        None, validation_alias="DATABASE_URL", description="postgresql://user:password@host/database"
+    )
+    kafka: dict[str, str] = Field(
+        default_factory=kafka_properties,
+        validation_alias="HEADRACE_KAFKA",
+        description="further librdkafka properties, each as HEADRACE_KAFKA_<NAME>, e.g. HEADRACE_KAFKA_SASL_MECHANISM",
+    )
+
+    topic_prefix: str = Field(
+        "headrace", description="topics are <prefix>.jobs.v1.<tier>, <prefix>.results.v1, ..."
+    )
+    pool: str | None = Field(
+        None, description="the pool of workers a worker belongs to and a client submits to"
+    )
+    tiers: CommaSeparated = Field(
+        ("interactive", "standard", "bulk"), description="tiers, most urgent first, comma separated"
+    )
+    tenant: str = Field("default", description="tenant of jobs that name none")
+
+    model: str | None = Field(
+        None, description="directory or hub id; without one, SmolLM2-135M-Instruct is fetched and cached"
+    )
+    model_names: CommaSeparated = Field((), description="further names that jobs may call the model by")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: cuda where there is one, else cpu")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16", description="of weights and KV cache"
+    )
+    memory_fraction: float = Field(
+        0.9, ge=0.05, le=0.98, description="of the card, for weights, work and KV cache"
+    )
+    kv_tokens: int | None = Field(
+        None, gt=0, description="tokens the KV cache holds; default: what memory allows"
+    )
+    max_context: int | None = Field(
+        None, gt=0, description="longest prompt plus answer; default: the model's"
+    )
+    max_slots: int | None = Field(None, gt=0, description="sequences that run at once")
+    max_batched_tokens: int | None = Field(None, gt=0, description="tokens of one engine step")
+
+    prefetch: int = Field(
+        1024, gt=0, description="jobs a worker holds of each tier, from fetched to confirmed"
+    )
+    max_in_flight: int = Field(
+        256, gt=0, description="jobs a worker has in its engine, those waiting there included"
+    )
+    group_protocol: Literal["classic", "consumer"] = Field(
+        "classic", description="of a worker's consumer groups; consumer is KIP-848, for brokers 4.0 and newer"
+    )
+    alive_seconds: float = Field(
+        15.0, gt=0, description="how long after its last heartbeat a worker counts as dead"
+    )
+    grace_seconds: float = Field(
+        30.0, ge=0, description="how long a stopping worker lets running jobs finish"
+    )
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="serves /live, /ready and /status; 0: any port"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="prompts only ever at debug"
+    )
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="auto: text on a terminal, else json"
+    )
+
+    state_dir: Path = Field(
+        default_factory=default_state_dir, description="where `headrace local` keeps its logs and its state"
+    )
+
+    @field_validator("tiers", "model_names", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part for item in value.split(",") if (part := item.strip()))
+        return value
+
+    @field_validator("tiers")
+    @classmethod
+    def _some_tier(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("name at least one tier, e.g. standard")
+        return value
+
+
+def variable(field: str) -> str:
+    """The environment variable that sets ``field``."""
+    alias = Settings.model_fields[field].validation_alias
+    return alias if isinstance(alias, str) else f"{PREFIX}{field.upper()}"
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's environment with ``changes``, for a child that reads its own ``Settings``."""
+    return {**os.environ, **changes}
