@@ -127,6 +127,12 @@ def test_outside_the_checkout_no_bare_name_leads_to(package: str, tmp_path: Path
         ("import headrace.client", {"torch", "transformers", "sqlalchemy"}),
         ("from headrace import Client", {"torch", "transformers"}),
         ("import headrace.ledger", {"torch", "transformers"}),
+        ("import headrace.worker", {"torch", "transformers"}),
+        (
+            "import headrace.engine.text",
+            {"torch", "transformers", "pydantic", "confluent_kafka", "sqlalchemy"},
+        ),
+        ("import headrace.cli", {"torch", "transformers", "confluent_kafka", "sqlalchemy"}),
         ("import headrace.schemas", {"torch", "transformers", "sqlalchemy"}),
     ],
 )
