@@ -2,10 +2,12 @@
 
 from headrace.ledger.errors import LedgerError, LedgerUnavailable, NotMigrated, RowRefused
 from headrace.ledger.ledger import Ledger
+from headrace.ledger.migrate import check, migrate
 from headrace.ledger.rows import (
     AttemptRow,
     BatchProgress,
     BatchState,
+    Begun,
     Finished,
     JobRow,
     JobStatus,
@@ -20,6 +22,7 @@ __all__ = [
     "AttemptRow",
     "BatchProgress",
     "BatchState",
+    "Begun",
     "Finished",
     "JobRow",
     "JobStatus",
@@ -33,4 +36,6 @@ __all__ = [
     "StoredJob",
     "StoredResult",
     "TierBacklog",
+    "check",
+    "migrate",
 ]

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from headrace.ledger.database import Rows
 from headrace.ledger.rows import RejectionRow
 from headrace.schemas import JobState
+
+K = TypeVar("K", bound=tuple[str | datetime, ...])
 
 SHARDS = 8
 BATCH = (
@@ -44,9 +46,21 @@ SELECT tenant, batch_id, pool, tier, date_trunc('minute', submitted_at), state,
 FROM changed GROUP BY 1, 2, 3, 4, 5, 6
 """
 
-RETURNING = (
-    "id, tenant, batch_id, pool, tier, submitted_at, state, attempt, prompt_tokens, cached_tokens, completion_tokens"
+_SUMMED = (
+    "id",
+    "tenant",
+    "batch_id",
+    "pool",
+    "tier",
+    "submitted_at",
+    "state",
+    "attempt",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
 )
+
+RETURNING = "RETURNING " + ", ".join(f"jobs.{name}" for name in _SUMMED)
 """What a statement must return for SUMMARY."""
 
 
@@ -102,7 +116,9 @@ class Tally:
                 self.batches[row.tenant, row.batch_id]["rejected"] += 1
 
     def _end(self, change: Change) -> None:
-        tokens = {name: getattr(change, name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
+        tokens = {
+            name: getattr(change, name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
+        }
         self._add(change, finished=change.jobs, **{STATES[change.state]: change.jobs}, **tokens)
 
     def _add(self, change: Change, **counts: int) -> None:
@@ -126,9 +142,14 @@ def changes(cursor: Rows) -> list[Change]:
     return [Change(*line) for line in cursor.fetchall()]
 
 
-def _lines(counts: dict[tuple[str, ...], Counter[str]], names: Sequence[str], shard: int) -> list[tuple[object, ...]]:
-    lines = ((*key, shard, *(counter[name] for name in names)) for key, counter in sorted(counts.items()))
-    return [line for line in lines if any(line[-len(names) :])]
+def _lines(counts: Mapping[K, Counter[str]], names: Sequence[str], shard: int) -> list[tuple[object, ...]]:
+    """Parameters of an upsert for each key, in key order, without those that add nothing."""
+    lines: list[tuple[object, ...]] = []
+    for key in sorted(counts):
+        added = [counts[key][name] for name in names]
+        if any(added):
+            lines.append((*key, shard, *added))
+    return lines
 
 
 def _upsert(table: str, keys: Sequence[str], names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import Cursor
@@ -19,11 +19,13 @@ from sqlalchemy.pool import NullPool
 from headrace.ledger.errors import LedgerUnavailable, NotMigrated, RowRefused
 
 Rows: TypeAlias = Cursor[TupleRow]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # A process that is stopped in the middle of a transaction (SIGSTOP, a dead node) must not hold its rows for long, and
 # nobody waits for ever. Set in each transaction, not at login: a pooler between us and Postgres hands out sessions.
 SETTINGS = """
+SET LOCAL timezone = 'UTC';
 SET LOCAL lock_timeout = '10s';
 SET LOCAL statement_timeout = '60s';
 SET LOCAL idle_in_transaction_session_timeout = '30s';
@@ -76,8 +78,8 @@ class Database:
         """Close the pool's idle connections; those in use are closed as they come back."""
         self._engine.dispose()
 
-    def transaction(self, work: Callable[[Rows], T]) -> T:
-        """Run `work(cursor)` in a transaction and commit it; on a lost connection or a deadlock, all of it again.
+    def transaction(self, work: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work(cursor, ...)` in a transaction and commit it; on a lost connection or a deadlock, all of it again.
 
         `work` must therefore be safe to repeat, also after a commit whose answer was lost.
 
@@ -88,7 +90,7 @@ class Database:
         give_up = time.monotonic() + self._retry_for
         for delay in _backoff():
             try:
-                return self._once(work)
+                return self._once(work, *args, **kwargs)
             except PoolTimeout as error:
                 raise LedgerUnavailable("every connection of the pool is in use") from error
             except (psycopg.Error, UnicodeEncodeError) as error:
@@ -99,14 +101,14 @@ class Database:
             time.sleep(delay)
         raise AssertionError("backoff never ends")
 
-    def _once(self, work: Callable[[Rows], T]) -> T:
+    def _once(self, work: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         pooled = self._engine.raw_connection()
         connection = pooled.driver_connection
         assert isinstance(connection, psycopg.Connection)
         try:
             with connection.transaction(), connection.cursor() as cursor:
                 cursor.execute(SETTINGS)
-                return work(cursor)
+                return work(cursor, *args, **kwargs)
         finally:
             if connection.closed:
                 pooled.invalidate()

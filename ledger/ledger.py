@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from datetime import timedelta
+from datetime import date, timedelta
 from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+import structlog
+
+from headrace.ledger import batches, partitions, queries, workers
+from headrace.ledger.attempts import begin, end
+from headrace.ledger.database import Database
+from headrace.ledger.errors import RowRefused
+from headrace.ledger.finish import as_refused, finish
+from headrace.ledger.lookup import lookup
+from headrace.ledger.record import cleaned, duplicate, record, reject, rejection
+from headrace.ledger.retention import retire
 from headrace.ledger.rows import (
     AttemptRow,
     BatchProgress,
+    Begun,
     Finished,
     JobRow,
     JobStatus,
@@ -20,7 +31,10 @@ from headrace.ledger.rows import (
     StoredResult,
     TierBacklog,
 )
-from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, CancelJob
+from headrace.ledger.staging import bisect, first_by
+from headrace.schemas import ControlMessage, ErrorCode
+
+log = structlog.get_logger(__name__)
 
 
 class Ledger:
@@ -36,11 +50,13 @@ class Ledger:
     """
 
     def __init__(self, url: str, *, pool_size: int = 4, retry_for: float = 10.0) -> None:
-        raise NotImplementedError
+        self._database = Database(url, pool_size, retry_for)
+        self._run = self._database.transaction
+        self._days: frozenset[date] = frozenset()
 
     def close(self) -> None:
         """Give back every connection."""
-        raise NotImplementedError
+        self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -59,24 +75,54 @@ class Ledger:
         rejection (`duplicate_job_id`) at its own source. Ids outside the days kept, and rows that Postgres refuses,
         become rejections too.
         """
-        raise NotImplementedError
+        unwanted = [_out_of_range(job) for job in jobs if not self.keeps(job.id)]
+        wanted = [job for job in jobs if self.keeps(job.id)] if unwanted else jobs
+        unique = first_by(_id_of, wanted)
+        if len(unique) < len(wanted):
+            first = {job.id: job.content_sha for job in unique}
+            unwanted += [duplicate(job) for job in wanted if job.content_sha != first[job.id]]
+
+        def refused(job: JobRow, reason: str) -> int:
+            unwanted.append(rejection(job, ErrorCode.LEDGER_REJECTED, reason))
+            return 0
+
+        new = bisect(lambda part: self._run(record, part), unique, refused)
+        self.reject([*rejections, *unwanted])
+        return sum(new)
 
     def reject(self, rejections: Sequence[RejectionRow]) -> int:
         """Insert rejections that are not there yet, count them against their batches, return how many were new."""
-        raise NotImplementedError
 
-    def apply_control(self, messages: Sequence[BatchOpened | BatchClosed | CancelJob | CancelBatch]) -> None:
+        def refused(row: RejectionRow, reason: str) -> int:
+            place = (row.src_topic, row.src_partition, row.src_offset)
+            log.error("a rejection could not be stored", place=place, code=row.code, reason=reason)
+            return 0
+
+        rows = [cleaned(row) for row in rejections]
+        return sum(bisect(lambda part: self._run(reject, part), rows, refused))
+
+    def apply_control(self, messages: Sequence[ControlMessage]) -> None:
         """Open and close batches, and note cancels; in any order, any number of times.
 
         A cancel changes no job's row: the worker that holds or meets the job ends it (`lookup`, `pending_cancels`).
         """
-        raise NotImplementedError
+        if messages:
+            self._run(batches.apply, messages)
 
     # --- a worker's walk ---------------------------------------------------------------------------------------
 
     def keeps(self, id: UUID) -> bool:
         """Whether the table has a partition for this id; if not, reject it (`job_id_out_of_range`). No round trip."""
-        raise NotImplementedError
+        day = partitions.day_of(id)
+        if not self._days:
+            self._days = self._run(partitions.existing)
+        if day is None or day in self._days:
+            return True
+        if not partitions.within_reach(day):
+            return False
+        # A day not seen yet: another process made it, or it is time to make it.
+        self.ensure_partitions()
+        return day in self._days
 
     def lookup(self, jobs: Sequence[JobRow], worker: str) -> dict[UUID, StoredJob]:
         """Say what the table holds for each id, absent ones included (state None; a cancel may still be there).
@@ -84,15 +130,24 @@ class Ledger:
         `worker` is the asker: its own open attempts are not "elsewhere", and count as dead (ask only about jobs
         that you do not hold).
         """
-        raise NotImplementedError
+        unique = first_by(_id_of, jobs)
+        return self._run(lookup, unique, worker) if unique else {}
 
-    def begin(self, attempts: Sequence[AttemptRow]) -> set[UUID]:
-        """Open attempts and make their jobs `running`; return the ids that the caller may now run.
+    def begin(self, attempts: Sequence[AttemptRow]) -> Begun:
+        """Open attempts and make their jobs `running`; say which ids the caller may now run.
 
         Left out are jobs that are terminal, of other content or of another run, and those whose attempt number
         somebody else took first: look those up again. Jobs without a row get one.
         """
-        raise NotImplementedError
+        refused: dict[UUID, str] = {}
+
+        def refuse(row: AttemptRow, reason: str) -> set[UUID]:
+            refused[row.job.id] = reason
+            return set()
+
+        unique = first_by(lambda row: row.job.id, attempts)
+        started = bisect(lambda part: self._run(begin, part), unique, refuse)
+        return Begun(frozenset().union(*started), refused)
 
     def finish(self, outcomes: Sequence[OutcomeRow]) -> Finished:
         """Make jobs terminal, keep their results, end their attempts and count them, in one transaction.
@@ -100,7 +155,20 @@ class Ledger:
         Insert the job if the recorder has not yet; change it only if its run and content are these and it is not
         terminal. A row that Postgres refuses ends as `failed: ledger_rejected` while the others land.
         """
-        raise NotImplementedError
+
+        def write(part: Sequence[OutcomeRow]) -> Finished:
+            return self._run(finish, part)
+
+        def refuse(row: OutcomeRow, reason: str) -> Finished:
+            failed = as_refused(row, reason)
+            try:
+                done = write([failed])
+            except RowRefused:
+                return Finished(refused={row.job.id: reason})
+            stored = {id: failed.body for id in done.changed if failed.body is not None}
+            return Finished(winners={**done.winners, **stored}, refused={row.job.id: reason})
+
+        return _merged(bisect(write, first_by(lambda row: row.job.id, outcomes), refuse))
 
     def end_attempts(self, worker: str, ids: Collection[UUID], *, died: bool = False) -> None:
         """End this worker's open attempts at `ids` without an outcome.
@@ -108,52 +176,81 @@ class Ledger:
         Plainly at a clean stop; with `died=True` when the engine died under them, which makes them suspects while
         the worker lives on. The jobs stay `running` until the next attempt.
         """
-        raise NotImplementedError
+        if ids:
+            self._run(end, worker, ids, died)
 
     def heartbeat(self, worker: str, pool: str, model: str, ttl: float) -> None:
         """Say that this worker is alive for `ttl` seconds more. `worker` must be unique to the process's life."""
-        raise NotImplementedError
+        self._run(workers.heartbeat, worker, pool, model, ttl)
 
     def leave(self, worker: str) -> None:
         """End the worker's heartbeat now, at a clean stop."""
-        raise NotImplementedError
+        self._run(workers.leave, worker)
 
     def pending_cancels(self, ids: Collection[UUID]) -> set[UUID]:
         """Which of these jobs (those held, they have rows) are cancelled and not terminal."""
-        raise NotImplementedError
+        return self._run(batches.pending_cancels, ids) if ids else set()
 
     # --- questions ---------------------------------------------------------------------------------------------
 
     def job(self, id: UUID) -> JobStatus | None:
         """One job's line of `job_status`."""
-        raise NotImplementedError
+        return self._run(queries.job, id)
 
     def result(self, id: UUID) -> StoredResult | None:
         """The result of a job's current run, once it is terminal."""
-        raise NotImplementedError
+        return self._run(queries.result, id)
 
     def batch(self, tenant: str, batch_id: str) -> BatchProgress | None:
         """One batch's line of `batch_progress`; None if nothing at all is known of it."""
-        raise NotImplementedError
+        return self._run(queries.batch, tenant, batch_id)
 
     def results(self, tenant: str, batch_id: str, after: UUID | None = None) -> Iterator[StoredResult]:
         """The batch's results in id order, read in pages; `after` resumes behind an id already read."""
-        raise NotImplementedError
+        while page := self._page(tenant, batch_id, after):
+            yield from page
+            after = page[-1].id
 
     def rejections(self, tenant: str, batch_id: str) -> list[RejectionRow]:
         """The batch's rejected records in source order."""
-        raise NotImplementedError
+        return self._run(queries.rejections, tenant, batch_id)
 
     def backlog(self) -> list[TierBacklog]:
         """What waits and runs, for each pool and tier."""
-        raise NotImplementedError
+        return self._run(queries.backlog)
 
     # --- upkeep ------------------------------------------------------------------------------------------------
 
-    def ensure_partitions(self, days_ahead: int = 7, days_behind: int = 7) -> int:
+    def ensure_partitions(
+        self, days_ahead: int = partitions.AHEAD, days_behind: int = partitions.BEHIND
+    ) -> int:
         """Make the day partitions around today that are missing; return how many were made."""
-        raise NotImplementedError
+        days = [partitions.today() + timedelta(days=n) for n in range(-days_behind, days_ahead + 1)]
+        made = self._run(partitions.ensure, days)
+        self._days = self._run(partitions.existing)
+        return made
 
     def retire(self, keep: timedelta) -> list[str]:
         """Drop day partitions that ended longer than `keep` ago and hold no live row; return their names."""
-        raise NotImplementedError
+        return retire(self._database, keep)
+
+    def _page(self, tenant: str, batch_id: str, after: UUID | None) -> list[StoredResult]:
+        return self._run(queries.results_page, tenant, batch_id, after)
+
+
+def _id_of(job: JobRow) -> UUID:
+    return job.id
+
+
+def _out_of_range(job: JobRow) -> RejectionRow:
+    return rejection(job, ErrorCode.JOB_ID_OUT_OF_RANGE, f"the table keeps no day that {job.id} could be of")
+
+
+def _merged(parts: Sequence[Finished]) -> Finished:
+    if len(parts) == 1:
+        return parts[0]
+    return Finished(
+        frozenset().union(*(part.changed for part in parts)),
+        {id: body for part in parts for id, body in part.winners.items()},
+        {id: reason for part in parts for id, reason in part.refused.items()},
+    )

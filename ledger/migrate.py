@@ -68,7 +68,10 @@ def _problems(connection: Connection) -> list[str]:
     with driver.cursor() as cursor:
         days = partitions.existing(cursor)
     missing = [day for n in (0, 1) if (day := partitions.today() + timedelta(days=n)) not in days]
-    return [f"There is no partition for {day}. Run `headrace migrate`, and keep a recorder running." for day in missing]
+    return [
+        f"There is no partition for {day}. Run `headrace migrate`, and keep a recorder running."
+        for day in missing
+    ]
 
 
 def _config(connection: Connection) -> Config:

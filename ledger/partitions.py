@@ -100,8 +100,9 @@ def _has_live_rows(cursor: Rows, partition: str) -> bool:
 
 def drop(cursor: Rows, day: date) -> bool:
     """Drop one day of all three tables, unless a job in it came to life meanwhile."""
-    # Short: it waits for the writers of the moment (lock_timeout bounds that), then nothing but the catalogue changes.
-    cursor.execute("LOCK TABLE jobs, results, attempts IN ACCESS EXCLUSIVE MODE")
+    # Everybody waits behind us while we wait for the writers of the moment: rather fail, and try in an hour.
+    cursor.execute("SET LOCAL lock_timeout = '2s'")
+    cursor.execute("LOCK TABLE ONLY jobs, ONLY results, ONLY attempts IN ACCESS EXCLUSIVE MODE")
     if _has_live_rows(cursor, f"jobs_{day:%Y%m%d}"):
         return False
     for table in PARTITIONED:

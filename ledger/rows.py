@@ -72,7 +72,7 @@ class OutcomeRow:
     """How a job ended: its terminal state and the JobResult to keep.
 
     `attempt` is 0 for a job that ended without being started (expired, cancelled or invalid on arrival). `body` is
-    the encoded JobResult; where it is too large to keep, it is None and `uri`, `bytes` and `sha256` say where it is.
+    the encoded JobResult; where it is too large to keep, it is None and `uri`, `size` (in bytes) and `sha256` say where it is.
     """
 
     job: JobRow
@@ -86,7 +86,7 @@ class OutcomeRow:
     error_code: str | None = None
     error: str | None = None
     uri: str | None = None
-    bytes: int | None = None
+    size: int | None = None
     sha256: bytes | None = None
 
 
@@ -96,7 +96,8 @@ class StoredJob:
 
     `state` is None where the job has no row yet. `suspect` counts the attempts of this run whose worker or engine
     died, `deaths_alone` those among them that ran alone, `group_size` the smallest group set apart that died with
-    it (0: none was set apart). `live_elsewhere` means another live worker holds an open attempt.
+    it (0: none was set apart). `live_elsewhere` means another live worker holds an open attempt. `result` is the
+    encoded JobResult of a terminal job, `expires_at` its batch's deadline for jobs that have none.
     """
 
     id: UUID
@@ -110,6 +111,22 @@ class StoredJob:
     deaths_alone: int = 0
     group_size: int = 0
     result: bytes | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What one `Ledger.begin` did: the ids that may run now, and why Postgres would not take a row.
+
+    A refused job can be neither run nor finished: reject its record (`ledger_rejected`). `id in begun` asks for the
+    started ones.
+    """
+
+    started: frozenset[UUID] = frozenset()
+    refused: Mapping[UUID, str] = field(default_factory=dict)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self.started
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +135,9 @@ class Finished:
 
     `changed`: ids whose row this call made terminal as asked: publish them. `winners`: for the other ids, the
     encoded JobResult that the table holds: publish that one. `refused`: why Postgres would not take a row; such an
-    id ended as `failed: ledger_rejected`, and its body is among the winners. An id in none of the three has a row
-    of other content or of a later run: publish nothing.
+    id ended as `failed: ledger_rejected`, and its body is among the winners (if not even that was taken, it is not
+    there: reject the record). An id in none of the three has a row of other content or of a later run: publish
+    nothing.
     """
 
     changed: frozenset[UUID] = frozenset()

@@ -22,9 +22,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-metadata = MetaData(naming_convention={"pk": "%(table_name)s_pkey", "ix": "%(table_name)s_%(column_0_N_name)s_idx"})
+metadata = MetaData(
+    naming_convention={"pk": "%(table_name)s_pkey", "ix": "%(table_name)s_%(column_0_N_name)s_idx"}
+)
 
-_BY_ID = {"postgresql_partition_by": "RANGE (id)"}
+_BY_ID = "RANGE (id)"
 
 
 def _time(name: str, *, nullable: bool = True) -> Column[object]:
@@ -67,7 +69,7 @@ jobs = Table(
     PrimaryKeyConstraint("id"),
     # The id comes last so that a batch can be read in pages, in order.
     Index(None, "tenant", "batch_id", "id", postgresql_where=text("batch_id IS NOT NULL")),
-    **_BY_ID,
+    postgresql_partition_by=_BY_ID,
 )
 
 results = Table(
@@ -81,7 +83,7 @@ results = Table(
     Column("sha256", LargeBinary),
     Column("error", Text, comment="the message that goes with jobs.error_code"),
     PrimaryKeyConstraint("id", "run"),
-    **_BY_ID,
+    postgresql_partition_by=_BY_ID,
 )
 
 attempts = Table(
@@ -96,7 +98,7 @@ attempts = Table(
     _time("ended_at"),
     Column("died", Boolean, nullable=False, server_default=text("false"), comment="its engine died under it"),
     PrimaryKeyConstraint("id", "run", "attempt"),
-    **_BY_ID,
+    postgresql_partition_by=_BY_ID,
 )
 
 workers = Table(

@@ -1,0 +1,80 @@
+"""Attempts: written before a job is dispatched, ended when it ends; what never ended tells of a death."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
+from headrace.ledger.database import Rows
+from headrace.ledger.rows import AttemptRow
+from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
+from headrace.schemas import JobState
+
+_COLUMNS = (*JOB_COLUMNS, "worker", "group_size")
+
+_OPENED = """
+opened AS (
+    INSERT INTO attempts (id, run, attempt, worker, group_size)
+    SELECT id, run, attempt, worker, group_size FROM incoming WHERE id IN (SELECT id FROM changed)
+    ORDER BY id ON CONFLICT DO NOTHING
+)
+"""
+
+_INSERT = f"WITH changed AS ({insert_absent()} {RETURNING}), {_OPENED} {SUMMARY}"
+
+# Compare and set: of two workers that read the same attempt number, one takes the next.
+_START = f"""
+WITH changed AS (
+    UPDATE jobs SET state = {JobState.RUNNING.code}, attempt = new.attempt
+    FROM (SELECT * FROM incoming ORDER BY id) new
+    WHERE jobs.id = new.id AND jobs.run = new.run AND jobs.content_sha = new.content_sha
+      AND jobs.state IN ({JobState.QUEUED.code}, {JobState.RUNNING.code}) AND jobs.attempt = new.attempt - 1
+    {RETURNING}
+), {_OPENED} {SUMMARY}
+"""
+
+# Also what an earlier try of this very transaction committed before its answer was lost.
+_OURS = f"""
+SELECT incoming.id FROM incoming
+JOIN attempts USING (id, run, attempt)
+JOIN jobs ON jobs.id = incoming.id AND jobs.run = incoming.run AND jobs.state = {JobState.RUNNING.code}
+WHERE attempts.worker = incoming.worker AND attempts.ended_at IS NULL
+"""
+
+_END = """
+UPDATE attempts SET ended_at = now(), died = %(died)s
+FROM (SELECT id FROM attempts WHERE id = ANY(%(ids)s) AND worker = %(worker)s AND ended_at IS NULL
+      ORDER BY id FOR UPDATE) mine
+WHERE attempts.id = mine.id AND worker = %(worker)s AND ended_at IS NULL
+"""
+
+
+def begin(cursor: Rows, attempts: Sequence[AttemptRow]) -> set[UUID]:
+    """Open the attempts that may be opened. `attempts` names each id once."""
+    running = JobState.RUNNING.code
+    stage(
+        cursor,
+        _COLUMNS,
+        (
+            (*job_values(row.job, running, row.run, row.attempt), row.worker, row.group_size)
+            for row in attempts
+        ),
+    )
+    tally = Tally()
+    inserted = changes(cursor.execute(_INSERT))
+    tally.inserted(inserted)
+    started = {id for change in inserted for id in change.ids}
+    if len(started) < len(attempts):
+        updated = changes(cursor.execute(_START))
+        tally.started(updated)
+        started.update(id for change in updated for id in change.ids)
+    if len(started) < len(attempts):
+        started.update(id for (id,) in cursor.execute(_OURS))
+    tally.write(cursor)
+    return started
+
+
+def end(cursor: Rows, worker: str, ids: Collection[UUID], died: bool) -> None:
+    """End this worker's open attempts at `ids`."""
+    cursor.execute(_END, {"worker": worker, "ids": list(ids), "died": died})

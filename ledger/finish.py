@@ -1,0 +1,119 @@
+"""The one guarded write that ends a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
+from headrace.ledger.database import Rows
+from headrace.ledger.rows import Finished, OutcomeRow
+from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
+from headrace.schemas import ErrorCode, JobError, JobResult, JobState, clean_text
+
+_OUTCOME = ("prompt_tokens", "cached_tokens", "completion_tokens", "error_code")
+_RESULT = ("body", "error", "uri", "bytes", "sha256")
+_COLUMNS = (*JOB_COLUMNS, *_OUTCOME, *_RESULT)
+
+_STORED = f"""
+stored AS (
+    INSERT INTO results (id, run, {", ".join(_RESULT)})
+    SELECT id, run, {", ".join(_RESULT)} FROM incoming WHERE id IN (SELECT id FROM changed)
+    ORDER BY id ON CONFLICT DO NOTHING
+)
+"""
+
+_INSERT = f"""
+WITH changed AS ({insert_absent({"finished_at": "now()"} | {name: name for name in _OUTCOME})} {RETURNING}),
+{_STORED} {SUMMARY}
+"""
+
+# A statement of its own: it must see rows that the recorder inserted while the one above ran.
+_UPDATE = f"""
+WITH changed AS (
+    UPDATE jobs SET state = new.state, finished_at = now(), {", ".join(f"{name} = new.{name}" for name in _OUTCOME)}
+    FROM (SELECT * FROM incoming ORDER BY id) new
+    WHERE jobs.id = new.id AND jobs.run = new.run AND jobs.content_sha = new.content_sha
+      AND jobs.state IN ({JobState.QUEUED.code}, {JobState.RUNNING.code})
+    {RETURNING}
+), {_STORED} {SUMMARY}
+"""
+
+_WINNERS = """
+SELECT incoming.id, results.body::text FROM incoming
+JOIN jobs ON jobs.id = incoming.id AND jobs.run = incoming.run AND jobs.content_sha = incoming.content_sha
+JOIN results ON results.id = jobs.id AND results.run = jobs.run
+WHERE incoming.id <> ALL(%s)
+"""
+
+_END_ATTEMPTS = """
+UPDATE attempts SET ended_at = now() FROM (SELECT id, run, attempt FROM incoming ORDER BY id) done
+WHERE attempts.id = done.id AND attempts.run = done.run AND attempts.attempt = done.attempt AND ended_at IS NULL
+"""
+
+
+def finish(cursor: Rows, outcomes: Sequence[OutcomeRow]) -> Finished:
+    """End the jobs that have not ended. `outcomes` names each id once."""
+    stage(cursor, _COLUMNS, map(_values, outcomes))
+    tally = Tally()
+    inserted = changes(cursor.execute(_INSERT))
+    tally.inserted(inserted)
+    updated = changes(cursor.execute(_UPDATE))
+    tally.finished(updated)
+    changed = frozenset(id for change in (*inserted, *updated) for id in change.ids)
+    if any(outcome.attempt for outcome in outcomes):
+        cursor.execute(_END_ATTEMPTS)
+    winners: dict[UUID, bytes] = {}
+    if len(changed) < len(outcomes):
+        cursor.execute(_WINNERS, (list(changed),))
+        winners = {id: body.encode() for id, body in cursor.fetchall()}
+    tally.write(cursor)
+    return Finished(changed, winners)
+
+
+def _values(outcome: OutcomeRow) -> tuple[Any, ...]:
+    return (
+        *job_values(outcome.job, outcome.state.code, outcome.run, outcome.attempt),
+        outcome.prompt_tokens,
+        outcome.cached_tokens,
+        outcome.completion_tokens,
+        outcome.error_code,
+        None if outcome.body is None else outcome.body.decode("utf-8", "replace"),
+        None if outcome.error is None else clean_text(outcome.error),
+        outcome.uri,
+        outcome.size,
+        outcome.sha256,
+    )
+
+
+def as_refused(outcome: OutcomeRow, reason: str) -> OutcomeRow:
+    """The same job, ended as `failed: ledger_rejected`, with nothing in it that a worker made up."""
+    job, code = outcome.job, ErrorCode.LEDGER_REJECTED
+    message = f"Postgres refused the result: {reason}"
+    body = JobResult(
+        id=job.id,
+        tenant=job.tenant,
+        job_id=job.job_id,
+        batch_id=job.batch_id,
+        custom_id=job.custom_id,
+        model=job.model,
+        run=outcome.run,
+        attempt=outcome.attempt,
+        state=JobState.FAILED,
+        error=JobError(code=code, message=message),
+    ).encode()
+    return replace(
+        outcome,
+        state=JobState.FAILED,
+        body=body,
+        prompt_tokens=0,
+        cached_tokens=0,
+        completion_tokens=0,
+        error_code=code,
+        error=message,
+        uri=None,
+        size=None,
+        sha256=None,
+    )

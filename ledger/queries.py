@@ -1,0 +1,85 @@
+"""What people and programs ask of the table: jobs, batches, results, the backlog."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from psycopg import sql
+from psycopg.rows import kwargs_row
+
+from headrace.ledger.counters import STATES
+from headrace.ledger.database import Rows
+from headrace.ledger.rows import (
+    BatchProgress,
+    BatchState,
+    JobStatus,
+    RejectionRow,
+    StoredResult,
+    TierBacklog,
+)
+from headrace.schemas import JobState
+
+PAGE = 1000
+
+_RESULTS = """
+SELECT jobs.id, jobs.run, jobs.custom_id, jobs.state, results.body::text, results.uri
+FROM jobs JOIN results ON results.id = jobs.id AND results.run = jobs.run
+WHERE jobs.state > 1 AND
+"""
+
+
+def job(cursor: Rows, id: UUID) -> JobStatus | None:
+    """One line of `job_status`."""
+    named = cursor.connection.cursor(row_factory=kwargs_row(_job_status))
+    return named.execute("SELECT * FROM job_status WHERE id = %s", (id,)).fetchone()
+
+
+def _job_status(*, state: str, **columns: object) -> JobStatus:
+    return JobStatus(state=JobState(state), **columns)  # type: ignore[arg-type]
+
+
+def batch(cursor: Rows, tenant: str, batch_id: str) -> BatchProgress | None:
+    """One line of `batch_progress`."""
+    named = cursor.connection.cursor(row_factory=kwargs_row(_batch_progress))
+    query = "SELECT * FROM batch_progress WHERE tenant = %s AND batch_id = %s"
+    return named.execute(query, (tenant, batch_id)).fetchone()
+
+
+def _batch_progress(*, state: str, **columns: object) -> BatchProgress:
+    return BatchProgress(state=BatchState(state), **columns)  # type: ignore[arg-type]
+
+
+def result(cursor: Rows, id: UUID) -> StoredResult | None:
+    """The result of a job's current run."""
+    line = cursor.execute(sql.SQL(_RESULTS + "jobs.id = %s"), (id,)).fetchone()
+    return None if line is None else _result(*line)
+
+
+def results_page(cursor: Rows, tenant: str, batch_id: str, after: UUID | None) -> list[StoredResult]:
+    """The next PAGE results of a batch behind `after`, in id order."""
+    query = _RESULTS + "tenant = %s AND batch_id = %s AND jobs.id > %s ORDER BY jobs.id LIMIT %s"
+    cursor.execute(sql.SQL(query), (tenant, batch_id, after or UUID(int=0), PAGE))
+    return [_result(*line) for line in cursor.fetchall()]
+
+
+def _result(
+    id: UUID, run: int, custom_id: str | None, state: int, body: str | None, uri: str | None
+) -> StoredResult:
+    return StoredResult(id, run, custom_id, STATES[state], None if body is None else body.encode(), uri)
+
+
+def rejections(cursor: Rows, tenant: str, batch_id: str) -> list[RejectionRow]:
+    """The batch's rejected records, in source order."""
+    named = cursor.connection.cursor(row_factory=kwargs_row(RejectionRow))
+    named.execute(
+        "SELECT src_topic, src_partition, src_offset, tenant, code, message, batch_id, custom_id FROM rejections"
+        " WHERE tenant = %s AND batch_id = %s ORDER BY src_topic, src_partition, src_offset",
+        (tenant, batch_id),
+    )
+    return named.fetchall()
+
+
+def backlog(cursor: Rows) -> list[TierBacklog]:
+    """`tier_backlog`, whole."""
+    named = cursor.connection.cursor(row_factory=kwargs_row(TierBacklog))
+    return named.execute("SELECT * FROM tier_backlog ORDER BY pool, tier").fetchall()

@@ -1,0 +1,91 @@
+"""The recorder's writes: jobs as they arrive, and records that became none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
+from headrace.ledger.database import Rows
+from headrace.ledger.rows import JobRow, RejectionRow
+from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
+from headrace.schemas import ErrorCode, JobState, clean_text
+
+_INSERT = f"WITH changed AS ({insert_absent()} {RETURNING}) {SUMMARY}"
+
+# The same id, other content: whoever came first keeps it.
+_DUPLICATES = """
+SELECT incoming.id FROM incoming JOIN jobs USING (id) WHERE jobs.content_sha <> incoming.content_sha
+"""
+
+_REJECT = """
+INSERT INTO rejections (src_topic, src_partition, src_offset, tenant, batch_id, custom_id, code, message)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+RETURNING src_topic, src_partition, src_offset
+"""
+
+
+def record(cursor: Rows, jobs: Sequence[JobRow]) -> int:
+    """Insert what is new and count it; return how many. `jobs` names each id once."""
+    tally = Tally()
+    stage(cursor, JOB_COLUMNS, (job_values(job, JobState.QUEUED.code, 1, 0) for job in jobs))
+    inserted = changes(cursor.execute(_INSERT))
+    tally.inserted(inserted)
+    new = sum(change.jobs for change in inserted)
+    if new < len(jobs):
+        duplicates = {id for (id,) in cursor.execute(_DUPLICATES)}
+        _insert_rejections(cursor, [duplicate(job) for job in jobs if job.id in duplicates], tally)
+    tally.write(cursor)
+    return new
+
+
+def reject(cursor: Rows, rejections: Sequence[RejectionRow]) -> int:
+    """Insert the rejections that are not there yet and count them; return how many."""
+    tally = Tally()
+    new = _insert_rejections(cursor, rejections, tally)
+    tally.write(cursor)
+    return new
+
+
+def _insert_rejections(cursor: Rows, rejections: Sequence[RejectionRow], tally: Tally) -> int:
+    by_source = {(row.src_topic, row.src_partition, row.src_offset): row for row in rejections}
+    if not by_source:
+        return 0
+    values = [
+        (*source, row.tenant, row.batch_id, row.custom_id, row.code, row.message)
+        for source, row in sorted(by_source.items())
+    ]
+    cursor.executemany(_REJECT, values, returning=True)
+    new = [by_source[source] for _ in cursor.results() for source in cursor.fetchall()]
+    tally.rejected(new)
+    return len(new)
+
+
+def rejection(job: JobRow, code: ErrorCode, message: str) -> RejectionRow:
+    """A job turned away, at its own source."""
+    return RejectionRow(
+        job.src_topic,
+        job.src_partition,
+        job.src_offset,
+        job.tenant,
+        code,
+        message,
+        job.batch_id,
+        job.custom_id,
+    )
+
+
+def cleaned(row: RejectionRow) -> RejectionRow:
+    """The same with text that Postgres takes: what is rejected may be rejected for its text."""
+    return replace(
+        row,
+        tenant=clean_text(row.tenant),
+        message=clean_text(row.message),
+        batch_id=None if row.batch_id is None else clean_text(row.batch_id),
+        custom_id=None if row.custom_id is None else clean_text(row.custom_id),
+    )
+
+
+def duplicate(job: JobRow) -> RejectionRow:
+    """The second job of one id, with other content than the first."""
+    return rejection(job, ErrorCode.DUPLICATE_JOB_ID, f"job {job.id} exists already, with other content")

@@ -1,0 +1,64 @@
+"""What may be forgotten: days long over, named jobs that ended then, and what else has served its time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from headrace.ledger import partitions
+from headrace.ledger.database import Database, Rows
+
+CHUNK = 10_000
+
+# Jobs in the catch-all have no day of their own to go with. After this their ids are free again.
+_FORGET_NAMED = """
+WITH old AS (
+    DELETE FROM jobs_named WHERE id IN (
+        SELECT id FROM jobs_named WHERE state > 1 AND finished_at < now() - %(keep)s
+        ORDER BY id LIMIT %(chunk)s FOR UPDATE SKIP LOCKED
+    ) RETURNING id
+), their_results AS (DELETE FROM results_named WHERE id IN (SELECT id FROM old)),
+   their_attempts AS (DELETE FROM attempts_named WHERE id IN (SELECT id FROM old))
+SELECT count(*) FROM old
+"""
+
+_OLD = (
+    "DELETE FROM workers WHERE alive_until < now() - %s",
+    "DELETE FROM cancels WHERE asked_at < now() - %s",
+    "DELETE FROM rejections WHERE rejected_at < now() - %s",
+)
+
+# Writers are kept out for the moment it takes, so that no count is lost between the sum and the delete.
+_DRAINED = """
+LOCK TABLE tier_counts IN SHARE ROW EXCLUSIVE MODE;
+DELETE FROM tier_counts USING (
+    SELECT pool, tier, minute FROM tier_counts WHERE minute < now() - interval '1 hour'
+    GROUP BY pool, tier, minute HAVING sum(submitted) = sum(finished)
+) drained
+WHERE tier_counts.pool = drained.pool AND tier_counts.tier = drained.tier AND tier_counts.minute = drained.minute
+"""
+
+
+def retire(database: Database, keep: timedelta) -> list[str]:
+    """Forget what ended longer than `keep` ago; return the names of the days dropped."""
+    before = partitions.today() - keep
+    days = database.transaction(partitions.retirable, before)
+    dropped = [day for day in days if database.transaction(partitions.drop, day)]
+    while database.transaction(_forget_named, keep) == CHUNK:
+        pass
+    database.transaction(_forget_rest, keep)
+    return [f"{day:%Y%m%d}" for day in dropped]
+
+
+def drain(cursor: Rows) -> None:
+    """Drop the minutes of `tier_counts` in which nothing is left to do."""
+    cursor.execute(_DRAINED)
+
+
+def _forget_named(cursor: Rows, keep: timedelta) -> int:
+    (count,) = cursor.execute(_FORGET_NAMED, {"keep": keep, "chunk": CHUNK}).fetchone() or (0,)
+    return int(count)
+
+
+def _forget_rest(cursor: Rows, keep: timedelta) -> None:
+    for statement in _OLD:
+        cursor.execute(statement, (keep,))

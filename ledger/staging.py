@@ -1,0 +1,113 @@
+"""Rows on their way in: COPY into a temporary table, one for each session, emptied at each commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from headrace.ledger.database import Rows
+from headrace.ledger.errors import RowRefused
+from headrace.ledger.rows import JobRow
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+CREATE = """
+CREATE TEMP TABLE IF NOT EXISTS incoming
+    (LIKE jobs INCLUDING DEFAULTS, worker text, group_size int, body jsonb, error text, uri text, bytes bigint,
+     sha256 bytea)
+    ON COMMIT DELETE ROWS
+"""
+
+JOB_COLUMNS = (
+    "id",
+    "tenant",
+    "job_id",
+    "batch_id",
+    "custom_id",
+    "pool",
+    "tier",
+    "model",
+    "content_sha",
+    "src_topic",
+    "src_partition",
+    "src_offset",
+    "deadline",
+    "submitted_at",
+    "state",
+    "run",
+    "attempt",
+)
+
+
+def insert_absent(also: Mapping[str, str] | None = None) -> str:
+    """INSERT of the staged rows whose id has none yet; `also` maps further columns to where they come from.
+
+    In id order, as every statement here: two writers then never wait for each other in a circle.
+    """
+    also = also or {}
+    return (
+        f"INSERT INTO jobs ({', '.join([*JOB_COLUMNS, *also])})"
+        f" SELECT {', '.join([*JOB_COLUMNS, *also.values()])} FROM incoming ORDER BY id ON CONFLICT DO NOTHING"
+    )
+
+
+def job_values(job: JobRow, state: int, run: int, attempt: int) -> tuple[Any, ...]:
+    """The values of JOB_COLUMNS."""
+    return (
+        job.id,
+        job.tenant,
+        job.job_id,
+        job.batch_id,
+        job.custom_id,
+        job.pool,
+        job.tier,
+        job.model,
+        job.content_sha,
+        job.src_topic,
+        job.src_partition,
+        job.src_offset,
+        job.deadline,
+        job.submitted_at,
+        state,
+        run,
+        attempt,
+    )
+
+
+def stage(cursor: Rows, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Fill `incoming`. Sorted by id, which must come first in each row."""
+    cursor.execute(CREATE)
+    with cursor.copy(f"COPY incoming ({', '.join(columns)}) FROM STDIN") as copy:
+        for row in sorted(rows, key=_id):
+            copy.write_row(row)
+
+
+def _id(row: tuple[Any, ...]) -> UUID:
+    id: UUID = row[0]
+    return id
+
+
+def first_by(key: Callable[[R], Hashable], rows: Iterable[R]) -> list[R]:
+    """The rows, each key once: one statement must not meet the same key twice."""
+    unique: dict[Hashable, R] = {}
+    for row in rows:
+        unique.setdefault(key(row), row)
+    return list(unique.values())
+
+
+def bisect(write: Callable[[Sequence[R]], T], rows: Sequence[R], refused: Callable[[R, str], T]) -> list[T]:
+    """Write all rows at once; where Postgres refuses one, each half by itself, down to the row at fault.
+
+    The others land. One bad row among n costs about 2 log n more transactions.
+    """
+    if not rows:
+        return []
+    try:
+        return [write(rows)]
+    except RowRefused as error:
+        if len(rows) == 1:
+            return [refused(rows[0], str(error))]
+    middle = len(rows) // 2
+    return bisect(write, rows[:middle], refused) + bisect(write, rows[middle:], refused)
