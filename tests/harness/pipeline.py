@@ -1,0 +1,272 @@
+"""A pipeline for one test: topics of its own, a job table, and workers with the stand-in engine.
+
+``python pipeline.py <json>`` is such a worker as a process of its own, for tests that kill it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from confluent_kafka import Consumer, Message, Producer
+from standin import StandInEngine
+
+from headrace.ledger import Ledger
+from headrace.schemas import ControlMessage, JobResult, Topics, uuid7
+from headrace.worker import Worker, WorkerConfig
+
+# A dead worker is noticed in two seconds instead of 45.
+QUICK_GROUP = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 400, "log_level": 3}
+
+
+@dataclass
+class RunningWorker:
+    """A worker on a thread of the test's process."""
+
+    worker: Worker
+    engines: list[StandInEngine]
+    stop: threading.Event
+    thread: threading.Thread
+    failure: list[BaseException]
+
+    @property
+    def engine(self) -> StandInEngine:
+        """The engine it has now."""
+        return self.engines[-1]
+
+    def close(self) -> None:
+        """Stop it cleanly and say if it failed."""
+        self.stop.set()
+        self.thread.join(60)
+        assert not self.thread.is_alive(), "the worker did not stop"
+        if self.failure:
+            raise self.failure[0]
+
+
+@dataclass
+class Pipeline:
+    """What a test drives and looks at."""
+
+    bootstrap: str
+    database_url: str
+    topics: Topics
+    tmp: str = "/tmp"
+    workers: list[RunningWorker] = field(default_factory=list)
+    processes: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 2})
+        self.ledger = Ledger(self.database_url)
+
+    # --- driving ------------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: str = "hello", tier: str = "standard", **fields: Any) -> UUID:
+        """Send a job that names itself; returns its id."""
+        id = uuid7()
+        self.send({"job_id": str(id), "prompt": prompt, **fields}, tier)
+        return id
+
+    def send(
+        self,
+        value: Mapping[str, Any] | bytes | None,
+        tier: str = "standard",
+        headers: list[tuple[str, bytes]] | None = None,
+        key: bytes | None = None,
+        partition: int = -1,
+    ) -> None:
+        """Send a record as it is."""
+        data = json.dumps(value).encode() if isinstance(value, Mapping) else value
+        topic = self.topics.jobs(tier)
+        self.producer.produce(topic, value=data, key=key, headers=headers or [], partition=partition)
+        self.producer.poll(0)
+
+    def control(self, message: ControlMessage) -> None:
+        key, value, headers = message.encode()
+        self.producer.produce(self.topics.control, key=key, value=value, headers=headers)
+        self.producer.flush(10)
+
+    def start_worker(self, make: Callable[[], StandInEngine] = StandInEngine, **config: Any) -> RunningWorker:
+        """A worker on a thread; ``make`` builds its engines."""
+        engines: list[StandInEngine] = []
+
+        def open_engine() -> StandInEngine:
+            engines.append(make())
+            return engines[-1]
+
+        stop, failure = threading.Event(), []
+        worker = Worker(self._config(config), open_engine, Ledger(self.database_url))
+
+        def run() -> None:
+            try:
+                worker.run(stop)
+            except BaseException as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=run, name="worker")
+        running = RunningWorker(worker, engines, stop, thread, failure)
+        self.workers.append(running)
+        thread.start()
+        return running
+
+    def start_process(
+        self, engine: Mapping[str, Any] | None = None, **config: Any
+    ) -> "subprocess.Popen[bytes]":
+        """A worker as a process; ``engine`` are StandInEngine's arguments."""
+        told = {
+            "bootstrap": self.bootstrap,
+            "database_url": self.database_url,
+            "prefix": self.topics.prefix,
+            "engine": dict(engine or {}),
+            "config": config,
+        }
+        process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(told)], env={**os.environ, "PYTHONPATH": _root()}
+        )
+        self.processes.append(process)
+        return process
+
+    def _config(self, config: Mapping[str, Any]) -> WorkerConfig:
+        return worker_config(self.bootstrap, self.topics, config)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        for running in self.workers:
+            if running.thread.is_alive():
+                running.close()
+        self.ledger.close()
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> dict[UUID, str]:
+        """State by id, of every row in the job table."""
+        return dict(self.query("SELECT id, state::text FROM job_status"))
+
+    def query(self, sql: str, *values: Any) -> list[Any]:
+        with psycopg.connect(self.database_url) as connection:
+            return connection.execute(sql, values).fetchall()
+
+    def states(self) -> Counter[str]:
+        """How many jobs are in each state."""
+        return Counter(self.rows().values())
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 40.0, what: str = "") -> None:
+        """Return once ``condition`` holds; fails after ``seconds``, or at once if a worker failed."""
+        until = time.monotonic() + seconds
+        while not condition():
+            for running in self.workers:
+                if running.failure:
+                    raise running.failure[0]
+            assert time.monotonic() < until, what or f"not within {seconds:g} s; rows: {self.states()}"
+            time.sleep(0.05)
+
+    def wait_terminal(self, count: int, seconds: float = 40.0) -> None:
+        """Return once so many jobs have ended."""
+        self.producer.flush(20)
+        ended = ("succeeded", "failed", "cancelled", "expired")
+        self.wait_for(lambda: sum(map(self.states().get, ended, (0,) * 4)) >= count, seconds)
+
+    def results(self, count: int, seconds: float = 20.0) -> dict[UUID, list[JobResult]]:
+        """The results topic from its beginning, by id, once it has ``count`` ids."""
+        found: dict[UUID, list[JobResult]] = {}
+        for message in self._read(self.topics.results, seconds):
+            result = JobResult.decode(message.value())
+            assert message.key() == str(result.id).encode()
+            found.setdefault(result.id, []).append(result)
+            if len(found) >= count:
+                break
+        return found
+
+    def dead_letters(self, count: int, seconds: float = 20.0) -> list[Message]:
+        """The dead-letter topic from its beginning, once it has ``count`` records."""
+        found: list[Message] = []
+        for message in self._read(self.topics.dead, seconds):
+            found.append(message)
+            if len(found) >= count:
+                break
+        return found
+
+    def _read(self, topic: str, seconds: float) -> Iterator[Message]:
+        group = {
+            "bootstrap.servers": self.bootstrap,
+            "group.id": f"test-{uuid4()}",
+            "auto.offset.reset": "earliest",
+        }
+        consumer = Consumer({**group, "enable.auto.commit": False, **QUICK_GROUP})
+        consumer.subscribe([topic])
+        until = time.monotonic() + seconds
+        try:
+            while time.monotonic() < until:
+                message = consumer.poll(0.1)
+                if message is not None and message.error() is None:
+                    yield message
+        finally:
+            consumer.close()
+
+    def lag(self, tier: str = "standard") -> int:
+        """Records of the tier whose offset is not committed."""
+        from confluent_kafka import TopicPartition
+
+        settings = WorkerConfig(self.bootstrap, self.topics).consumer(tier)
+        consumer = Consumer({**settings, "log_level": 3})
+        topic = self.topics.jobs(tier)
+        try:
+            partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+            committed = consumer.committed([TopicPartition(topic, each) for each in partitions], timeout=10)
+            ends = {each.partition: consumer.get_watermark_offsets(each, timeout=10)[1] for each in committed}
+            return sum(ends[each.partition] - max(each.offset, 0) for each in committed)
+        finally:
+            consumer.close()
+
+
+@contextmanager
+def pipeline(bootstrap: str, database_url: str, partitions: int = 4) -> Iterator[Pipeline]:
+    """Topics of their own, and everything stopped at the end."""
+    import apache_kafka
+
+    topics = Topics(prefix=f"t{uuid4().hex[:12]}")
+    apache_kafka.create_topics(bootstrap, topics.all, partitions)
+    made = Pipeline(bootstrap, database_url, topics)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def worker_config(bootstrap: str, topics: Topics, config: Mapping[str, Any]) -> WorkerConfig:
+    given = {"alive_s": 2.0, "grace_s": 5.0, "max_in_flight": 64, **config}
+    kafka = {**QUICK_GROUP, **given.pop("kafka", {})}
+    if given.get("group_protocol") == "consumer":
+        kafka = {"log_level": 3}
+    return WorkerConfig(bootstrap, topics, kafka=kafka, **given)
+
+
+def _root() -> str:
+    return os.pathsep.join(
+        [os.path.dirname(os.path.dirname(os.path.dirname(__file__))), os.path.dirname(__file__)]
+    )
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    config = worker_config(told["bootstrap"], Topics(prefix=told["prefix"]), told["config"])
+    with Ledger(told["database_url"]) as ledger:
+        Worker(config, lambda: StandInEngine(**told["engine"]), ledger).run(stop)
+
+
+if __name__ == "__main__":
+    main()

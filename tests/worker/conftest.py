@@ -1,0 +1,11 @@
+from collections.abc import Iterator
+
+import pipeline
+import pytest
+
+
+@pytest.fixture
+def line(kafka: str, database_url: str) -> Iterator[pipeline.Pipeline]:
+    """A pipeline with topics and a job table of its own."""
+    with pipeline.pipeline(kafka, database_url) as made:
+        yield made

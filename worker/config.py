@@ -1,0 +1,66 @@
+"""What a worker is told: plain values; the command line makes them from the environment."""
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headrace.schemas import Topics
+from headrace.worker.admission import Tier, default_tiers
+
+
+def unique_name() -> str:
+    """Host, process and a random part: an attempt of a former life of this worker must not look like one of this."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker.
+
+    bootstrap: Kafka's addresses. kafka: librdkafka properties for all clients (security and the like). topics: where
+    jobs come from and results go. tiers: how each of ``topics.tiers`` is served; by default as default_tiers says.
+    model_names: further names that jobs may call the engine's model by. max_in_flight: jobs in the engine at once,
+    those that wait inside it included: enough for its slots and a window to plan over. max_held_bytes: records kept in
+    memory, for each tier. max_result_bytes: larger results fail (Kafka would not take them). grace_s: how long what
+    runs may go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead.
+    name: unique to this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer).
+    health_port: serves /live, /ready and /status; None for none, 0 for any.
+    """
+
+    bootstrap: str
+    topics: Topics = field(default_factory=Topics)
+    tiers: tuple[Tier, ...] = ()
+    kafka: Mapping[str, Any] = field(default_factory=dict)
+    group_protocol: Literal["classic", "consumer"] = "classic"
+    model_names: tuple[str, ...] = ()
+    max_in_flight: int = 256
+    max_held_bytes: int = 64 * 1024 * 1024
+    max_result_bytes: int = 900_000
+    grace_s: float = 30.0
+    alive_s: float = 15.0
+    health_port: int | None = None
+    name: str = field(default_factory=unique_name)
+
+    def __post_init__(self) -> None:
+        if not self.tiers:
+            object.__setattr__(self, "tiers", default_tiers(self.topics.tiers))
+        if tuple(tier.name for tier in self.tiers) != self.topics.tiers:
+            raise ValueError(f"tiers must be those of the topics, in their order: {self.topics.tiers}")
+
+    @property
+    def pool(self) -> str:
+        """The pool's name in the job table."""
+        return self.topics.pool or "default"
+
+    def client(self) -> dict[str, Any]:
+        """Properties that every Kafka client of this worker has."""
+        return {"bootstrap.servers": self.bootstrap, "client.id": self.name, **self.kafka}
+
+    def consumer(self, tier: str) -> dict[str, Any]:
+        """Properties of one tier's consumer: a group for each tier, so that one's backlog is not another's lag."""
+        group = f"{self.topics.prefix}.workers.{self.pool}.{tier}"
+        protocol = {"group.protocol": "consumer"} if self.group_protocol == "consumer" else {}
+        return {"group.id": group, **protocol, **self.client()}

@@ -1,0 +1,300 @@
+"""Kafka in: one consumer, on a thread of its own, for each tier.
+
+The thread always polls, also while everything is paused, so the group never takes a busy worker for a dead one. It
+alone owns the offsets: the worker tells it what is done through ``release``, and it commits what may be committed,
+every second without waiting, and on a revoke and at the end with waiting.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from headrace.worker.errors import ConsumerFailed
+from headrace.worker.offsets import Assignment, OffsetTracker
+
+log = logging.getLogger(__name__)
+
+BATCH = 256
+COMMIT_EVERY_S = 1.0
+REVOKE_COMMIT_S = 5.0
+RESUME_BELOW = (
+    0.75  # of the prefetch: a pause throws away what librdkafka has fetched, so it must not flutter
+)
+SPAN_PER_PREFETCH = 8  # deliveries a slow job may hold up behind itself in its partition
+
+# A commit that a rebalance overtook: the next owner delivers those records again, and finds them finished.
+OVERTAKEN = frozenset({
+    KafkaError._NO_OFFSET,
+    KafkaError._STATE,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.STALE_MEMBER_EPOCH,
+})  # fmt: skip
+NEVER_MENDS = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._FATAL,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Delivery:
+    """One record, as it was delivered under one assignment of its partition."""
+
+    tier: str
+    assignment: Assignment
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+    @property
+    def size(self) -> int:
+        """Bytes it keeps in memory, roughly."""
+        return len(self.value or b"") + len(self.key or b"") + 256
+
+
+class TierConsumer:
+    """Feeds ``inbox`` with one topic's records and commits their offsets.
+
+    Args:
+        settings: librdkafka's properties, ``bootstrap.servers`` and ``group.id`` among them.
+        prefetch: records held at once, from delivery to release; then the consumer pauses.
+        max_bytes: the same in bytes.
+        inbox: where deliveries go; ``wake`` is set after each.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        topic: str,
+        tier: str,
+        *,
+        prefetch: int,
+        max_bytes: int,
+        inbox: deque[Delivery],
+        wake: threading.Event,
+    ) -> None:
+        self.topic, self.tier = topic, tier
+        self.failure: ConsumerFailed | None = None
+        self.revokes = 0  # grows whenever partitions are taken away
+        self.tracker = OffsetTracker()
+        self._settings = {**_with_defaults(settings, prefetch, max_bytes), "on_commit": self._on_commit}
+        self._prefetch, self._max_bytes = prefetch, max_bytes
+        self._inbox, self._wake = inbox, wake
+        self._released: deque[Delivery] = deque()
+        self._held = self._held_bytes = 0
+        self._full = False
+        self._paused: set[tuple[str, int]] = set()
+        self._committed: dict[tuple[str, int], int] = {}
+        self._next_commit = 0.0
+        self._holding, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"consumer-{tier}", daemon=True)
+
+    # --- called by the worker's thread ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def release(self, delivery: Delivery) -> None:
+        """Nothing more will come of this record: its offset may be committed."""
+        self._released.append(delivery)
+
+    def hold(self) -> None:
+        """Deliver nothing more; go on polling, committing and keeping the partitions."""
+        self._holding.set()
+
+    def close(self, timeout: float) -> None:
+        """Commit what is released, leave the group, end the thread."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    @property
+    def partitions(self) -> int:
+        """Partitions assigned now."""
+        return len(self.tracker.assignments)
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            consumer = Consumer(self._settings, logger=log)
+            consumer.subscribe(
+                [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+            try:
+                while not self._closing.is_set():
+                    self._turn(consumer)
+            finally:
+                self._note_released()
+                consumer.close()  # calls _on_revoke, which commits
+        except Exception as error:
+            log.exception("consumer of %s ended", self.topic)
+            self.failure = ConsumerFailed(f"{self.topic}: {error}")
+        finally:
+            self._wake.set()
+
+    def _turn(self, consumer: Consumer) -> None:
+        first = consumer.poll(0.02 if self._held else 0.1)
+        if first is not None:
+            self._receive([first, *consumer.consume(BATCH, 0)])
+        self._note_released()
+        self._pause_or_resume(consumer)
+        if time.monotonic() >= self._next_commit:
+            self._next_commit = time.monotonic() + COMMIT_EVERY_S
+            self._commit(consumer)
+
+    def _receive(self, messages: list[Message]) -> None:
+        for message in messages:
+            if message.error() is not None:
+                self._note_error(message.error())
+                continue
+            assignment = self.tracker.deliver(message.topic(), message.partition(), message.offset())
+            if assignment is None:
+                continue  # fetched before a revoke that has happened since
+            delivery = _delivery(message, self.tier, assignment)
+            self._held += 1
+            self._held_bytes += delivery.size
+            self._inbox.append(delivery)
+        self._wake.set()
+
+    def _note_error(self, error: KafkaError) -> None:
+        if error.fatal() or error.code() in NEVER_MENDS:
+            raise KafkaException(error)
+        log.warning("%s: %s", self.topic, error)
+
+    def _note_released(self) -> None:
+        while self._released:
+            delivery = self._released.popleft()
+            delivery.assignment.done(delivery.offset)
+            self._held -= 1
+            self._held_bytes -= delivery.size
+
+    # --- back pressure --------------------------------------------------------------------------------------------
+
+    def _pause_or_resume(self, consumer: Consumer) -> None:
+        limit = RESUME_BELOW if self._full else 1.0
+        self._full = self._held >= limit * self._prefetch or self._held_bytes >= limit * self._max_bytes
+        wanted = {(a.topic, a.partition) for a in self.tracker.assignments if self._must_pause(a)}
+        if wanted != self._paused:
+            self._assert_pauses(consumer, wanted)
+
+    def _must_pause(self, assignment: Assignment) -> bool:
+        return self._full or self._holding.is_set() or assignment.span >= SPAN_PER_PREFETCH * self._prefetch
+
+    def _assert_pauses(self, consumer: Consumer, wanted: set[tuple[str, int]]) -> None:
+        assigned = {(a.topic, a.partition) for a in self.tracker.assignments}
+        if pause := wanted - self._paused:
+            consumer.pause([TopicPartition(*key) for key in pause])
+        if resume := (self._paused - wanted) & assigned:
+            consumer.resume([TopicPartition(*key) for key in resume])
+        self._paused = wanted
+
+    # --- offsets --------------------------------------------------------------------------------------------------
+
+    def _commit(self, consumer: Consumer) -> None:
+        due = {key: at for key, at in self.tracker.committable().items() if self._committed.get(key) != at}
+        if due:
+            self._committed.update(due)
+            try:
+                consumer.commit(offsets=_offsets(due), asynchronous=True)
+            except KafkaException as error:
+                self._on_commit(error.args[0], _offsets(due))
+
+    def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        for each in offsets:
+            wrong = error or each.error
+            if wrong is None:
+                continue
+            self._committed.pop((each.topic, each.partition), None)  # try again in a second
+            level = logging.DEBUG if wrong.code() in OVERTAKEN else logging.WARNING
+            log.log(level, "commit of %s[%s] at %s: %s", each.topic, each.partition, each.offset, wrong)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        for each in partitions:
+            self.tracker.assign(each.topic, each.partition)
+            self._committed.pop((each.topic, each.partition), None)
+            # Whether a pause survives a rebalance is the library's secret: ours is asserted anew.
+            self._paused.discard((each.topic, each.partition))
+        self._pause_or_resume(consumer)
+        log.info("assigned %s", _names(partitions))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._note_released()
+        leaving = {(each.topic, each.partition) for each in partitions}
+        last = {key: offset for key, offset in self.tracker.committable().items() if key in leaving}
+        if last:
+            _commit_and_wait(consumer, last, REVOKE_COMMIT_S)
+        self._drop(partitions)
+        log.info("revoked %s", _names(partitions))
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._drop(partitions)
+        log.warning("lost %s", _names(partitions))
+
+    def _drop(self, partitions: list[TopicPartition]) -> None:
+        for each in partitions:
+            self.tracker.revoke(each.topic, each.partition)
+            self._paused.discard((each.topic, each.partition))
+            self._committed.pop((each.topic, each.partition), None)
+        self.revokes += 1
+        self._wake.set()
+
+
+def _with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) -> dict[str, Any]:
+    """Ours below the user's; what correctness rests on above both. KIP-848 has its timeouts on the broker."""
+    classic = {"partition.assignment.strategy": "cooperative-sticky"}
+    ours = {} if settings.get("group.protocol") == "consumer" else classic
+    return {
+        **ours,
+        "auto.offset.reset": "earliest",
+        "queued.min.messages": max(prefetch, 1000),
+        "queued.max.messages.kbytes": max(max_bytes // 1024 // 4, 1024),
+        **settings,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+    }
+
+
+def _delivery(message: Message, tier: str, assignment: Assignment) -> Delivery:
+    return Delivery(
+        tier,
+        assignment,
+        message.offset(),
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        message.headers() or [],
+    )
+
+
+def _offsets(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+
+
+def _commit_and_wait(consumer: Consumer, offsets: Mapping[tuple[str, int], int], timeout: float) -> None:
+    """Commit; a rebalance waits for us, so no longer than ``timeout``."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="commit")
+    try:
+        executor.submit(consumer.commit, offsets=_offsets(offsets), asynchronous=False).result(timeout)
+    except (KafkaException, FutureTimeout) as error:
+        log.warning("last commit before a revoke failed, those records will be delivered again: %r", error)
+    finally:
+        executor.shutdown(wait=False)
+
+
+def _names(partitions: list[TopicPartition]) -> str:
+    return ", ".join(f"{each.topic}[{each.partition}]" for each in partitions)

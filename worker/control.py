@@ -1,0 +1,112 @@
+"""The control topic: cancels, broadcast to every worker.
+
+Each worker reads all of it, without a group, from a little before its own start: the job table holds older cancels,
+and the overlap covers a recorder that is behind. What was cancelled is remembered for a while, so that a cancel that
+comes before its job still holds.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from headrace.schemas import CancelBatch, CancelJob, Unparsable, parse_control
+
+log = logging.getLogger(__name__)
+
+LOOK_BACK_S = 3600.0
+AGAIN_AFTER_S = 5.0
+
+Cancel = CancelJob | CancelBatch
+
+
+class Cancels:
+    """What was cancelled lately: the newest ``most`` jobs and batches."""
+
+    def __init__(self, most: int = 100_000) -> None:
+        self._most = most
+        self._targets: OrderedDict[UUID | tuple[str, str], None] = OrderedDict()
+
+    def add(self, cancel: Cancel) -> None:
+        target = cancel.key if isinstance(cancel, CancelJob) else (cancel.tenant, cancel.batch_id)
+        self._targets[target] = None
+        self._targets.move_to_end(target)
+        if len(self._targets) > self._most:
+            self._targets.popitem(last=False)
+
+    def cover(self, id: UUID, tenant: str, batch_id: str | None) -> bool:
+        """Whether this job was cancelled, or its batch."""
+        return id in self._targets or (batch_id is not None and (tenant, batch_id) in self._targets)
+
+
+class ControlConsumer:
+    """A thread that puts each cancel into ``inbox`` and sets ``wake``."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], topic: str, inbox: deque[Cancel], wake: threading.Event
+    ) -> None:
+        # Assigned by hand: the group is never joined and nothing is committed, but librdkafka wants a name.
+        self._settings = {**settings, "enable.auto.commit": False, "auto.offset.reset": "latest"}
+        self._settings.pop("group.protocol", None)
+        self._topic, self._inbox, self._wake = topic, inbox, wake
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        consumer = Consumer(self._settings, logger=log)
+        try:
+            while not self._closing.is_set() and not self._assign(consumer):
+                self._closing.wait(AGAIN_AFTER_S)
+            while not self._closing.is_set():
+                message = consumer.poll(0.2)
+                if message is not None:
+                    self._receive(message)
+        except Exception:
+            # Cancels then come late, through the job table; that is no reason to stop answering.
+            log.exception("the control topic is not read any more")
+        finally:
+            consumer.close()
+
+    def _assign(self, consumer: Consumer) -> bool:
+        """Take every partition, from LOOK_BACK_S ago; False where the topic cannot be had yet."""
+        since = int((time.time() - LOOK_BACK_S) * 1000)
+        try:
+            topic = consumer.list_topics(self._topic, timeout=10).topics[self._topic]
+            if topic.error is not None:
+                raise KafkaException(topic.error)
+            asked = [TopicPartition(self._topic, partition, since) for partition in topic.partitions]
+            found = consumer.offsets_for_times(asked, timeout=10)
+            for each in found:
+                if each.offset < 0:  # nothing that young: from the end, as it is now
+                    each.offset = consumer.get_watermark_offsets(each, timeout=10)[1]
+        except KafkaException as error:
+            log.warning("cannot read %s: %s", self._topic, error)
+            return False
+        consumer.assign(found)
+        return True
+
+    def _receive(self, message: Message) -> None:
+        if message.error() is not None:
+            log.warning("%s: %s", self._topic, message.error())
+            return
+        try:
+            control = parse_control(message.value())
+        except Unparsable as error:
+            log.warning("%s[%s] at %s: %s", self._topic, message.partition(), message.offset(), error.code)
+            return
+        if isinstance(control, CancelJob | CancelBatch):
+            self._inbox.append(control)
+            self._wake.set()

@@ -1,0 +1,27 @@
+"""What the dead-letter topic holds: the record as it came, byte for byte, and why it is there."""
+
+from headrace.ledger import JobRow, RejectionRow
+from headrace.schemas import topics
+from headrace.worker.consumer import Delivery
+from headrace.worker.publisher import Headers, Publication
+
+MOST_MESSAGE_CHARS = 1000
+
+
+def dead_letter(
+    topic: str, delivery: Delivery, row: JobRow | RejectionRow, code: str, message: str, about: object
+) -> Publication:
+    """The dead letter of one record; its own headers stay, whose it is and why it is here are added."""
+    place = delivery.assignment
+    why: Headers = [
+        (topics.DEAD_TOPIC, place.topic.encode()),
+        (topics.DEAD_PARTITION, b"%d" % place.partition),
+        (topics.DEAD_OFFSET, b"%d" % delivery.offset),
+        (topics.DEAD_TIMESTAMP, b"%d" % delivery.timestamp_ms),
+        (topics.DEAD_CODE, code.encode()),
+        (topics.DEAD_MESSAGE, message[:MOST_MESSAGE_CHARS].encode("utf-8", "replace")),
+    ]
+    own = {name for name, _ in delivery.headers}
+    names = ((topics.TENANT, row.tenant), (topics.BATCH_ID, row.batch_id), (topics.CUSTOM_ID, row.custom_id))
+    whose: Headers = [(name, text.encode()) for name, text in names if text is not None and name not in own]
+    return Publication(topic, delivery.key, delivery.value, [*delivery.headers, *whose, *why], about)

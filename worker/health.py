@@ -1,0 +1,71 @@
+"""Whether this worker lives and is ready, for whoever runs it: /live, /ready and /status over HTTP."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+STALLED_AFTER_S = 120.0  # opening another engine takes a while, and the loop stands still meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a worker is doing. partitions: assigned now. held: records in memory. Jobs by where they are."""
+
+    worker: str
+    model: str
+    ready: bool
+    stopping: bool
+    partitions: dict[str, int]
+    waiting: dict[str, int]
+    held: int
+    in_flight: int
+    finishing: int
+    unconfirmed: int
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def live(self) -> bool:
+        """False once the loop that makes these has stood still for long."""
+        return time.monotonic() - self.at < STALLED_AFTER_S
+
+
+class HealthServer:
+    """Answers on a port of its own: 200 or 503, with the status as JSON."""
+
+    def __init__(self, port: int, status: Callable[[], Status]) -> None:
+        self._server = ThreadingHTTPServer(("", port), _handler(status))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(status: Callable[[], Status]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            now = status()
+            verdicts = {"/live": now.live, "/ready": now.live and now.ready, "/status": True}
+            if self.path not in verdicts:
+                self.send_error(404)
+                return
+            body = json.dumps({**asdict(now), "live": now.live}).encode()
+            self.send_response(200 if verdicts[self.path] else 503)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Probes come every few seconds; they are no news."""
+
+    return Handler

@@ -1,0 +1,46 @@
+"""Says every few seconds that this worker lives; when that stops, other workers take its jobs over."""
+
+import logging
+import threading
+
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailable
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_LIFE = 3
+
+
+class Heartbeat:
+    """A thread that keeps the worker's row in the `workers` table alive."""
+
+    def __init__(self, ledger: Ledger, worker: str, pool: str, model: str, alive_s: float) -> None:
+        self._ledger, self._worker, self._pool, self._model = ledger, worker, pool, model
+        self._alive_s = alive_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Beat once, then go on in the background: no attempt may be written by a worker that nobody knows."""
+        self._beat()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say that this worker has left."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
+        try:
+            self._ledger.leave(self._worker)
+        except LedgerUnavailable as error:
+            log.warning("could not sign off, so other workers wait %g s: %s", self._alive_s, error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._alive_s / BEATS_PER_LIFE):
+            try:
+                self._beat()
+            except LedgerUnavailable as error:
+                log.warning("no heartbeat: %s", error)
+
+    def _beat(self) -> None:
+        self._ledger.heartbeat(self._worker, self._pool, self._model, self._alive_s)

@@ -1,0 +1,144 @@
+"""One job in a worker's memory, from its record's delivery until its result is on the results topic."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from headrace.ledger.rows import JobRow, RejectionRow
+from headrace.schemas import (
+    Envelope,
+    ErrorCode,
+    InvalidJob,
+    JobError,
+    JobState,
+    PromptJob,
+    Source,
+    Unparsable,
+    parse_job,
+)
+from headrace.worker import translate
+from headrace.worker.consumer import Delivery
+
+
+class Stage(Enum):
+    """Where a job is on its way through the worker."""
+
+    ARRIVED = auto()  # being looked up in the job table
+    PARKED = auto()  # until it is due: a retry, or another worker's attempt
+    WAITING = auto()  # in admission, or set apart as a suspect
+    STARTING = auto()  # its attempt is being written
+    RUNNING = auto()  # in the engine
+    ENDING = auto()  # being written to the table and published
+    GONE = auto()  # released: nothing of it is left here
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A job that this worker holds.
+
+    request is None for a job that could not be read in full; ``problem`` then says why. deliveries: the record, and
+    any further record of the same id and content; all are released together. verdict: how it is to end instead of
+    being answered. unconfirmed: records of it that Kafka has not confirmed yet.
+    """
+
+    envelope: Envelope
+    row: JobRow
+    deliveries: list[Delivery]
+    request: PromptJob | None
+    problem: JobError | None = None
+    stage: Stage = Stage.ARRIVED
+    run: int = 1
+    attempt: int = 0
+    group_size: int = 0
+    cost: int = 0
+    verdict: JobState | None = None
+    dead_letter: JobError | None = None
+    unconfirmed: int = 0
+    deadline_s: float | None = field(default=None)
+
+    @property
+    def tier(self) -> str:
+        return self.row.tier
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it may still be admitted."""
+        return self.stage is Stage.WAITING
+
+    @property
+    def revoked(self) -> bool:
+        """Whether every record of it belongs to another consumer now."""
+        return all(delivery.assignment.revoked for delivery in self.deliveries)
+
+    def expired(self, now: float) -> bool:
+        """Whether its deadline has passed; ``now`` in seconds since the epoch."""
+        return self.deadline_s is not None and self.deadline_s <= now
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rejection:
+    """A record that is no job: it is noted in the table and its bytes go to the dead-letter topic."""
+
+    delivery: Delivery
+    row: RejectionRow
+
+
+def read(delivery: Delivery, pool: str, models: frozenset[str]) -> Job | Rejection:
+    """What a record is. Never raises: a bad record is one of the two answers."""
+    place = delivery.assignment
+    source = Source(place.topic, place.partition, delivery.offset, delivery.timestamp_ms)
+    try:
+        request = parse_job(delivery.value, delivery.headers, source)
+    except Unparsable as error:
+        return reject(delivery, error.code, error.message, error.tenant, error.batch_id, error.custom_id)
+    except InvalidJob as error:
+        problem = JobError(code=error.code, message=error.message, param=error.param)
+        return _job(error.envelope, delivery, pool, None, problem)
+    return _job(request.envelope, delivery, pool, request, _unknown_model(request, models))
+
+
+def reject(
+    delivery: Delivery,
+    code: str,
+    message: str,
+    tenant: str = "default",
+    batch_id: str | None = None,
+    custom_id: str | None = None,
+) -> Rejection:
+    """The rejection of one record."""
+    place = delivery.assignment
+    row = RejectionRow(
+        place.topic, place.partition, delivery.offset, tenant, str(code), message, batch_id, custom_id
+    )
+    return Rejection(delivery, row)
+
+
+def _job(
+    envelope: Envelope, delivery: Delivery, pool: str, request: PromptJob | None, problem: JobError | None
+) -> Job:
+    place = delivery.assignment
+    row = JobRow(
+        id=envelope.id,
+        tenant=envelope.tenant,
+        tier=delivery.tier,
+        content_sha=envelope.content_sha,
+        src_topic=place.topic,
+        src_partition=place.partition,
+        src_offset=delivery.offset,
+        submitted_at=envelope.submitted_at,
+        pool=pool,
+        job_id=envelope.job_id,
+        batch_id=envelope.batch_id,
+        custom_id=envelope.custom_id,
+        model=envelope.model,
+        deadline=envelope.deadline,
+    )
+    deadline = None if envelope.deadline is None else envelope.deadline.timestamp()
+    cost = 0 if request is None else translate.cost(request)
+    return Job(envelope, row, [delivery], request, problem, cost=cost, deadline_s=deadline)
+
+
+def _unknown_model(request: PromptJob, models: frozenset[str]) -> JobError | None:
+    if request.model is None or request.model in models:
+        return None
+    message = f"no worker of this pool serves {request.model!r}; it serves {', '.join(sorted(models))}"
+    return JobError(code=ErrorCode.UNKNOWN_MODEL, message=message, param="model")

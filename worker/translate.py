@@ -1,0 +1,201 @@
+"""Between the wire and the engine: PromptJob to TextRequest, TextCompletion to JobResult.
+
+The only place that knows both sides' words. ``headrace generate`` uses it too, without a worker.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from headrace.engine.request import SamplingParams
+from headrace.engine.text import RequestError, TextCompletion, TextRequest
+from headrace.schemas import (
+    Choice,
+    Envelope,
+    ErrorCode,
+    InvalidJob,
+    JobError,
+    JobKind,
+    JobResult,
+    JobState,
+    Message,
+    PromptJob,
+    Sampling,
+    Source,
+    Timings,
+    Unparsable,
+    Usage,
+    parse_job,
+)
+
+DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
+CHARS_PER_TOKEN = 4
+
+
+def to_request(job: PromptJob, id: str, priority: int = 0) -> TextRequest:
+    """The engine's view of a job. ``id`` also seeds its sampling, so a replay gives the same answer."""
+    return TextRequest(
+        id=id,
+        prompt=job.prompt,
+        prompt_token_ids=job.prompt_token_ids,
+        messages=None if job.messages is None else [_message(message) for message in job.messages],
+        sampling=_sampling(job.sampling),
+        stop=tuple(job.sampling.stop),
+        priority=priority,
+        deadline=None if job.deadline is None else job.deadline.timestamp(),
+        salt=job.tenant,  # prefixes are shared inside a tenant: timing must not tell one what another asks
+    )
+
+
+def cost(job: PromptJob) -> int:
+    """Tokens a job is expected to take, prompt and answer: what admission charges its tier."""
+    if job.prompt_token_ids is not None:
+        prompt = len(job.prompt_token_ids)
+    elif job.prompt is not None:
+        prompt = len(job.prompt) // CHARS_PER_TOKEN
+    else:
+        prompt = sum(_chars(message) for message in job.messages or ()) // CHARS_PER_TOKEN
+    return 1 + prompt + (job.sampling.max_tokens or DEFAULT_ANSWER_TOKENS)
+
+
+def succeeded(
+    job: PromptJob,
+    done: TextCompletion,
+    *,
+    model: str,
+    worker: str | None = None,
+    run: int = 1,
+    attempt: int = 1,
+) -> JobResult:
+    """The result of a job that the engine answered."""
+    now = datetime.now(UTC)
+    return JobResult(
+        **_names(job.envelope),
+        model=model,
+        kind=job.kind,
+        run=run,
+        attempt=attempt,
+        state=JobState.SUCCEEDED,
+        choices=[_choice(choice) for choice in done.choices],
+        usage=Usage(
+            prompt_tokens=done.prompt_tokens,
+            cached_tokens=done.cached_tokens,
+            completion_tokens=done.completion_tokens,
+        ),
+        timings=Timings(
+            submitted_at=job.envelope.submitted_at,
+            started_at=now - timedelta(seconds=done.total_s),
+            finished_at=now,
+            queued_s=done.queued_s,
+            first_token_s=done.first_token_s,
+            total_s=done.total_s,
+        ),
+        worker=worker,
+        metadata=job.metadata,
+    )
+
+
+def unsuccessful(
+    envelope: Envelope,
+    state: JobState,
+    error: JobError,
+    *,
+    job: PromptJob | None = None,
+    worker: str | None = None,
+    run: int = 1,
+    attempt: int = 0,
+) -> JobResult:
+    """The result of a job that failed, expired or was cancelled; ``job`` is None where it could not be read."""
+    return JobResult(
+        **_names(envelope),
+        model=envelope.model,
+        kind=JobKind.COMPLETION if job is None else job.kind,
+        run=run,
+        attempt=attempt,
+        state=state,
+        timings=Timings(submitted_at=envelope.submitted_at, finished_at=datetime.now(UTC)),
+        error=error,
+        worker=worker,
+        metadata={} if job is None else job.metadata,
+    )
+
+
+# --- for `headrace generate`: a line of a file in, a line of a file out ----------------------------------------------
+
+
+def read_line(line: bytes, number: int) -> tuple[TextRequest | RequestError, PromptJob | Envelope | None]:
+    """One line of a JSONL file as a request; a bad line is an error, with what could be read of its names."""
+    source = Source("file", 0, number, timestamp_ms=-1)  # no time: ids of any age are fine
+    try:
+        job = parse_job(line, None, source)
+    except InvalidJob as error:
+        return RequestError(error.code, error.message, error.param), error.envelope
+    except Unparsable as error:
+        return RequestError(error.code, error.message), None
+    return to_request(job, str(number)), job
+
+
+def write_line(job: PromptJob | Envelope | None, done: TextCompletion, model: str) -> dict[str, Any]:
+    """The line that answers ``read_line``'s: a JobResult, less what only a worker knows."""
+    error = to_error(done.error) if done.error is not None else None
+    if job is None:
+        return {"state": JobState.FAILED, "error": error.model_dump(exclude_none=True) if error else None}
+    if error is None and isinstance(job, PromptJob):
+        result = succeeded(job, done, model=model)
+    else:
+        known = (job.envelope, job) if isinstance(job, PromptJob) else (job, None)
+        result = unsuccessful(known[0], JobState.FAILED, error or _UNKNOWN, job=known[1])
+    dropped = {"timings", "worker", "run", "attempt", "id", "tenant"}
+    return result.model_dump(mode="json", exclude_none=True, exclude=dropped)
+
+
+_UNKNOWN = JobError(code=ErrorCode.INTERNAL_ERROR, message="the engine gave neither an answer nor an error")
+
+
+def to_error(error: RequestError) -> JobError:
+    """The engine's error, in the words of the wire."""
+    return JobError(code=error.code, message=error.message, param=error.param)
+
+
+def _names(envelope: Envelope) -> dict[str, Any]:
+    return {
+        "id": envelope.id,
+        "tenant": envelope.tenant,
+        "job_id": envelope.job_id,
+        "batch_id": envelope.batch_id,
+        "custom_id": envelope.custom_id,
+    }
+
+
+def _choice(choice: Any) -> Choice:
+    return Choice(
+        index=choice.index,
+        text=choice.text,
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+    )
+
+
+def _message(message: Message) -> dict[str, Any]:
+    content = message.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": message.role, "content": text, **named}
+
+
+def _chars(message: Message) -> int:
+    content = message.content
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+
+
+def _sampling(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        seed=sampling.seed,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+    )
