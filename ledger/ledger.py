@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from datetime import date, timedelta
 from types import TracebackType
 from typing import Self
 from uuid import UUID
-
-import structlog
 
 from headrace.ledger import batches, partitions, queries, workers
 from headrace.ledger.attempts import begin, end
@@ -17,7 +16,7 @@ from headrace.ledger.errors import RowRefused
 from headrace.ledger.finish import as_refused, finish
 from headrace.ledger.lookup import lookup
 from headrace.ledger.record import cleaned, duplicate, record, reject, rejection
-from headrace.ledger.retention import retire
+from headrace.ledger.retention import drain, retire
 from headrace.ledger.rows import (
     AttemptRow,
     BatchProgress,
@@ -34,7 +33,7 @@ from headrace.ledger.rows import (
 from headrace.ledger.staging import bisect, first_by
 from headrace.schemas import ControlMessage, ErrorCode
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -94,8 +93,8 @@ class Ledger:
         """Insert rejections that are not there yet, count them against their batches, return how many were new."""
 
         def refused(row: RejectionRow, reason: str) -> int:
-            place = (row.src_topic, row.src_partition, row.src_offset)
-            log.error("a rejection could not be stored", place=place, code=row.code, reason=reason)
+            place = f"{row.src_topic}/{row.src_partition}/{row.src_offset}"
+            log.error("the rejection (%s) of %s could not be stored: %s", row.code, place, reason)
             return 0
 
         rows = [cleaned(row) for row in rejections]
@@ -233,6 +232,10 @@ class Ledger:
     def retire(self, keep: timedelta) -> list[str]:
         """Drop day partitions that ended longer than `keep` ago and hold no live row; return their names."""
         return retire(self._database, keep)
+
+    def drain(self) -> None:
+        """Forget the minutes of `tier_backlog` in which nothing is left to do."""
+        self._run(drain)
 
     def _page(self, tenant: str, batch_id: str, after: UUID | None) -> list[StoredResult]:
         return self._run(queries.results_page, tenant, batch_id, after)

@@ -22,6 +22,8 @@ CATCH_ALL = "named"
 # See 0001: room for updates in place.
 FILLFACTOR = {"jobs": 50, "attempts": 50, "results": 100}
 _NAME = re.compile(r"(?:jobs|results|attempts)_(?:\d{8}|named)")
+_EPOCH = date(1970, 1, 1).toordinal()
+_DAY_MS = 86_400_000
 _ADVISORY_LOCK = 0x70617274
 
 
@@ -34,10 +36,8 @@ def day_of(id: UUID) -> date | None:
     """The UTC day whose partition holds `id`; None for the catch-all."""
     if id.bytes[0] == 0xFF:
         return None
-    try:
-        return datetime.fromtimestamp((id.int >> 80) / 1000, UTC).date()
-    except (ValueError, OverflowError, OSError):
-        return date.max
+    day = _EPOCH + (id.int >> 80) // _DAY_MS
+    return date.fromordinal(day) if day < date.max.toordinal() else date.max
 
 
 def first_id(day: date) -> UUID:

@@ -84,9 +84,9 @@ def stage(cursor: Rows, columns: Sequence[str], rows: Iterable[tuple[Any, ...]])
             copy.write_row(row)
 
 
-def _id(row: tuple[Any, ...]) -> UUID:
+def _id(row: tuple[Any, ...]) -> int:
     id: UUID = row[0]
-    return id
+    return id.int
 
 
 def first_by(key: Callable[[R], Hashable], rows: Iterable[R]) -> list[R]:

@@ -1,0 +1,218 @@
+"""The recorder: a consumer group of its own that enters jobs, batches and cancels into the table as they arrive.
+
+It reads the envelope of each record and nothing else, and neither waits for workers nor makes them wait. Everything
+it writes may be written again, so it commits offsets after the write and nothing worse than a repeat can happen.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from headrace.ledger.errors import LedgerError, LedgerUnavailable
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.rows import JobRow, RejectionRow
+from headrace.schemas import (
+    ControlMessage,
+    Envelope,
+    Source,
+    Topics,
+    Unparsable,
+    parse_control,
+    parse_envelope,
+)
+
+log = logging.getLogger(__name__)
+
+BULK = 5000
+GATHER_S = 0.05  # how long a record waits for company
+KEEP = timedelta(days=90)
+DRAIN_EVERY_S, UPKEEP_EVERY_S = 300.0, 3600.0
+NEVER_MENDS = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError._FATAL,
+})  # fmt: skip
+
+
+@dataclass
+class Bulk:
+    """Records on their way into the table, and the offsets behind them."""
+
+    jobs: list[JobRow] = field(default_factory=list)
+    rejections: list[RejectionRow] = field(default_factory=list)
+    control: list[ControlMessage] = field(default_factory=list)
+    behind: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def offsets(self) -> list[TopicPartition]:
+        """What may be committed once the bulk is written."""
+        return [
+            TopicPartition(topic, partition, offset) for (topic, partition), offset in self.behind.items()
+        ]
+
+
+class Recorder:
+    """Records the jobs of every pool.
+
+    Args:
+        bootstrap: Kafka's addresses.
+        topics: their prefix says which; the topics of all pools and tiers are found by name.
+        ledger: where to.
+        kafka: further librdkafka properties (security and the like).
+        group: the consumer group; recorders of one group share the work.
+        keep: how long the table keeps what has ended. Longer than the topics keep records, or a replay would run
+            jobs again.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Topics,
+        ledger: Ledger,
+        *,
+        kafka: Mapping[str, Any] | None = None,
+        group: str | None = None,
+        keep: timedelta = KEEP,
+    ) -> None:
+        self._ledger, self._keep = ledger, keep
+        self._control = topics.control
+        self._jobs_prefix = f"{topics.prefix}.jobs.v1."
+        # Topics that begin with ^ are patterns.
+        self._topics = ["^" + re.escape(self._jobs_prefix).replace(r"\-", "-") + ".+", self._control]
+        self._settings = {
+            "bootstrap.servers": bootstrap,
+            "group.id": group or f"{topics.prefix}.recorder",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "topic.metadata.refresh.interval.ms": 10_000,  # how soon a new pool's topics are found
+            "on_commit": _on_commit,
+            **(kafka or {}),
+        }
+        self._held: list[Message] = []
+        self._next_drain = self._next_upkeep = 0.0
+
+    def run(self, stop: Event) -> None:
+        """Record until `stop` is set. Raises KafkaException on what no retry mends, LedgerError likewise."""
+        consumer = Consumer(self._settings, logger=log)
+        consumer.subscribe(self._topics, on_assign=self._on_assign)
+        try:
+            while not stop.is_set():
+                self._turn(consumer, stop)
+        finally:
+            consumer.close()
+
+    def _turn(self, consumer: Consumer, stop: Event) -> None:
+        self._upkeep()
+        messages, self._held = [*self._held, *consumer.consume(BULK, GATHER_S)], []
+        bulk = self._read(messages)
+        if bulk.behind and self._write(bulk, consumer, stop):
+            consumer.commit(offsets=bulk.offsets(), asynchronous=not stop.is_set())
+
+    def _read(self, messages: Iterable[Message]) -> Bulk:
+        bulk = Bulk()
+        for message in messages:
+            if error := message.error():
+                _note(error)
+                continue
+            topic, partition, offset = message.topic(), message.partition(), message.offset()
+            bulk.behind[topic, partition] = offset + 1
+            try:
+                if topic == self._control:
+                    bulk.control.append(parse_control(message.value()))
+                else:
+                    source = Source(topic, partition, offset, message.timestamp()[1])
+                    envelope = parse_envelope(message.value(), message.headers(), source)
+                    bulk.jobs.append(self._job(envelope, source))
+            except Unparsable as error:
+                bulk.rejections.append(_rejection(error, topic, partition, offset))
+        return bulk
+
+    def _job(self, envelope: Envelope, source: Source) -> JobRow:
+        *pool, tier = source.topic.removeprefix(self._jobs_prefix).split(".")
+        return JobRow(
+            id=envelope.id,
+            tenant=envelope.tenant,
+            tier=tier,
+            content_sha=envelope.content_sha,
+            src_topic=source.topic,
+            src_partition=source.partition,
+            src_offset=source.offset,
+            submitted_at=envelope.submitted_at,
+            pool=pool[0] if pool else "default",
+            job_id=envelope.job_id,
+            batch_id=envelope.batch_id,
+            custom_id=envelope.custom_id,
+            model=envelope.model,
+            deadline=envelope.deadline,
+        )
+
+    def _write(self, bulk: Bulk, consumer: Consumer, stop: Event) -> bool:
+        """Write it, for as long as it takes; False if told to stop before that."""
+        waiting = False
+        while True:
+            try:
+                self._ledger.apply_control(bulk.control)
+                new = self._ledger.record(bulk.jobs, bulk.rejections)
+                log.debug("recorded %d jobs, %d of them new", len(bulk.jobs), new)
+                break
+            except LedgerUnavailable as error:
+                log.warning("Postgres is away, %d records wait: %s", len(bulk.jobs), error)
+                waiting = True
+            if stop.is_set():
+                return False
+            self._keep_polling(consumer)
+        if waiting:
+            consumer.resume(consumer.assignment())
+        return True
+
+    def _keep_polling(self, consumer: Consumer) -> None:
+        """Stay in the group without taking more in. A partition assigned meanwhile may still hand over a record."""
+        consumer.pause(consumer.assignment())
+        message = consumer.poll(1.0)
+        if message is not None:
+            self._held.append(message)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        log.info("assigned %d partitions", len(partitions))
+
+    def _upkeep(self) -> None:
+        now = time.monotonic()
+        if now < min(self._next_drain, self._next_upkeep):
+            return
+        try:
+            if now >= self._next_upkeep:
+                self._next_upkeep = now + UPKEEP_EVERY_S
+                self._ledger.ensure_partitions()
+                for day in self._ledger.retire(self._keep):
+                    log.info("dropped the partitions of %s", day)
+            self._next_drain = now + DRAIN_EVERY_S
+            self._ledger.drain()
+        except LedgerError as error:
+            log.warning("upkeep has to wait: %s", error)
+
+
+def _rejection(error: Unparsable, topic: str, partition: int, offset: int) -> RejectionRow:
+    return RejectionRow(
+        topic, partition, offset, error.tenant, error.code, error.message, error.batch_id, error.custom_id
+    )
+
+
+def _note(error: KafkaError) -> None:
+    if error.code() in NEVER_MENDS or error.fatal():
+        raise KafkaException(error)
+    log.warning("Kafka: %s", error)
+
+
+def _on_commit(error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+    # A rebalance overtook it: the next owner reads those records again and finds them there.
+    if error is not None:
+        log.debug("commit: %s", error)
