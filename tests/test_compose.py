@@ -23,7 +23,7 @@ def unset(text: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
-def published(service: dict[str, Any]) -> list[tuple[str, str, str]]:
+def published(service: dict[str, Any]) -> list[tuple[str, ...]]:
     """Published ports as (address, host port, container port)."""
     return [tuple(unset(port).rsplit(":", 2)) for port in service.get("ports", [])]
 
@@ -49,6 +49,12 @@ def test_a_server_that_others_wait_for_says_when_it_is_ready(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
     assert check["test"]
     assert check["retries"] > 1
+
+
+@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+def test_a_worker_is_healthy_once_it_is_ready_for_jobs(name: str) -> None:
+    port = environment(name)["HEADRACE_HEALTH_PORT"]
+    assert f"http://localhost:{port}/ready" in SERVICES[name]["healthcheck"]["test"]
 
 
 @pytest.mark.parametrize("name", ["recorder", "worker", "worker-gpu"])
