@@ -8,6 +8,7 @@ import torch
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError, OutOfMemory
 from headrace.engine.executor import Executor, LocalExecutor
+from headrace.engine.graphs import GraphCache
 from headrace.engine.hub import resolve
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.models.config import ModelConfig
@@ -15,6 +16,7 @@ from headrace.engine.models.decoder import Model, build_model
 from headrace.engine.request import ModelInfo
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler
+from headrace.engine.warmup import compile_kernels, peak_bytes
 from headrace.engine.weights import load_model
 
 CPU_KV_TOKENS = 65_536
@@ -41,7 +43,7 @@ def build(config: EngineConfig) -> Parts:
     model = _model(config, path, device, dtype)
     max_slots = config.max_slots or (CUDA_SLOTS if on_cuda else CPU_SLOTS)
     budget = config.max_batched_tokens or (CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS)
-    num_blocks = _num_blocks(config, model, device, dtype)
+    num_blocks = _num_blocks(config, model, device, dtype, max_slots, budget)
     max_context = min(config.max_context or model.config.max_context, num_blocks * config.block_size)
     scheduler = Scheduler(
         num_blocks=num_blocks,
@@ -54,6 +56,12 @@ def build(config: EngineConfig) -> Parts:
     )
     kv = KVCache(model.kv_specs(), num_blocks, config.block_size, dtype, device)
     runner = ModelRunner(model, kv, max_slots, max_context)
+    graphs = None
+    if on_cuda:
+        compile_kernels(runner)
+        graphs = GraphCache(runner) if config.cuda_graphs else None
+    if graphs is not None:
+        graphs.capture()
     info = ModelInfo(
         path=str(path),
         vocab_size=model.config.vocab_size,
@@ -63,7 +71,7 @@ def build(config: EngineConfig) -> Parts:
         sampling=dict(model.config.sampling),
     )
     lag = config.lag if config.lag is not None else int(on_cuda)
-    return Parts(info, scheduler, LocalExecutor(runner), lag)
+    return Parts(info, scheduler, LocalExecutor(runner, graphs), lag)
 
 
 def _device(name: str) -> torch.device:
@@ -87,16 +95,24 @@ def _model(config: EngineConfig, path: Path, device: torch.device, dtype: torch.
     return model
 
 
-def _num_blocks(config: EngineConfig, model: Model, device: torch.device, dtype: torch.dtype) -> int:
-    """Blocks of the KV cache: as asked for, else what the device can hold."""
+def _num_blocks(
+    config: EngineConfig, model: Model, device: torch.device, dtype: torch.dtype, max_slots: int, budget: int
+) -> int:
+    """Blocks of the KV cache: as asked for, else what the device can hold beside weights, steps and graphs."""
     page = config.block_size * sum(spec.bytes_per_token(dtype) for spec in model.kv_specs())
     if config.kv_tokens is not None:
         blocks = config.kv_tokens // config.block_size
     elif device.type == "cpu":
         blocks = CPU_KV_TOKENS // config.block_size
     else:
+        peak = peak_bytes(model, config.block_size, max_slots, budget)
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        blocks = int(free - (1 - config.memory_fraction) * total) // page
+        graphs = peak if config.cuda_graphs else 0
+        blocks = int(free - (1 - config.memory_fraction) * total - peak - graphs) // page
     if blocks < 1:
-        raise OutOfMemory(f"the KV cache needs at least one block of {page / 2**20:.1f} MiB; raise kv_tokens")
+        raise OutOfMemory(
+            f"the KV cache needs at least one block of {config.block_size} tokens ({page / 2**20:.1f} MiB):"
+            " raise kv_tokens or memory_fraction"
+        )
     return blocks

@@ -1,5 +1,6 @@
 """Between the scheduler's plans and the device: submit a step, look at its tokens later."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.engine.graphs import GraphCache
 from headrace.engine.plan import StepPlan
 from headrace.engine.runner import ModelRunner
 
@@ -27,6 +29,20 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StepTiming:
+    """When a step ran, for traces: seconds on the host's clock, and events around it on the device's."""
+
+    number: int
+    rows: int
+    tokens: int
+    graph: bool
+    submitted_at: float
+    launched_at: float
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
 class _Handle:
     host: Tensor
     done: torch.cuda.Event | None
@@ -39,18 +55,41 @@ class _Handle:
 
 
 class LocalExecutor:
-    """One device, driven from this process."""
+    """One device, driven from this process. ``timings``, where set to a list, collects one StepTiming a step (CUDA)."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, graphs: GraphCache | None = None) -> None:
         self.runner = runner
+        self.graphs = graphs
+        self.timings: list[StepTiming] | None = None
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Launch a step; on the CPU it has run when this returns."""
-        tokens = self.runner.run(plan)
-        if tokens.device.type == "cpu":
-            return _Handle(tokens, None)
+        if self.runner.device.type == "cpu":
+            return _Handle(self.runner.run(plan), None)
+        begin, submitted_at = _event(self.timings is not None), time.perf_counter()
+        graph = self.graphs is not None and self.graphs.fits(plan)
+        tokens = self.graphs.run(plan) if self.graphs is not None and graph else self.runner.run(plan)
         host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         host.copy_(tokens, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return _Handle(host, done)
+        end = _event(self.timings is not None)
+        if self.timings is not None:
+            launched_at = time.perf_counter()
+            self.timings.append(
+                StepTiming(
+                    plan.number,
+                    len(plan.slots),
+                    plan.num_tokens,
+                    graph,
+                    submitted_at,
+                    launched_at,
+                    begin,
+                    end,
+                )
+            )
+        return _Handle(host, end)
+
+
+def _event(timed: bool) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -1,30 +1,50 @@
 """Runs steps on the device: the device's half of the slot table, forward, sampling.
 
 The host sends what changed (block-table entries, sampling parameters of new sequences) and the step's shape; what a
-decode feeds on (its slot's last token) never leaves the device.
+decode feeds on (its slot's last token) never leaves the device. Forward and sampling are separate launches, so that
+only sampling need wait for what the host adds to the logits.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.engine.kv_cache import KVCache, StepContext
 from headrace.engine.models.decoder import Model
 from headrace.engine.plan import SamplingRows, StepPlan
+from headrace.engine.staging import Staging
 from headrace.kernels.sample import sample
 from headrace.kernels.step_inputs import step_inputs
 
 
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the launchers must know of a step without asking the device."""
+
+    num_decodes: int
+    max_query_len: int
+    max_context_len: int
+
+
 class ModelRunner:
-    """Executes plans in the order given. S slots, M blocks a slot at most."""
+    """Executes plans in the order given. S slots, M blocks a slot at most.
+
+    The slot table has one line more than there are slots: padding rows of a captured graph work on that one.
+    """
 
     def __init__(self, model: Model, kv: KVCache, max_slots: int, max_context: int) -> None:
         self.model = model
         self.kv = kv
         self.device = kv.arena.device
+        self.max_slots = max_slots
+        self.max_context = max_context
+        self.staging = Staging(self.device)
         max_blocks = -(-max_context // kv.block_size)
 
         def per_slot(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(max_slots, *shape, dtype=dtype, device=self.device)
+            return torch.zeros(max_slots + 1, *shape, dtype=dtype, device=self.device)
 
         self.block_tables = per_slot(torch.int32, max_blocks)
         self.last_tokens = per_slot(torch.int64)
@@ -37,21 +57,47 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:
         """Sampled tokens, [K] int64 on the device, in the order of ``plan.sample_rows``."""
-        self._update(plan)
-        query_start = torch.zeros(len(plan.slots) + 1, dtype=torch.int32)
-        torch.cumsum(torch.from_numpy(plan.query_lens), 0, out=query_start[1:])
-        sample_at = (query_start[1:] - 1)[torch.from_numpy(plan.sample_rows)]
-        starts, slots = torch.from_numpy(plan.starts), torch.from_numpy(plan.slots)
-        context_lens = starts + torch.from_numpy(plan.query_lens)
-        sampled_slots = slots[torch.from_numpy(plan.sample_rows)]
-        sampled_positions = context_lens[torch.from_numpy(plan.sample_rows)].long()
-        token_ids = torch.from_numpy(plan.token_ids).long()
-
-        slots, query_start = self._to_device(slots), self._to_device(query_start)
-        ids, positions, slot_mapping = step_inputs(
-            self._to_device(token_ids), query_start, slots, self._to_device(starts),
-            self.last_tokens, self.block_tables, self.kv.block_size,
+        self.update_sampling(plan.sampling)
+        query_start = np.zeros(len(plan.slots) + 1, np.int32)
+        np.cumsum(plan.query_lens, out=query_start[1:])
+        context = plan.starts + plan.query_lens
+        rows = plan.sample_rows
+        (table_slots, table_index, table_blocks, token_ids, starts_of, slots, starts, context_lens, at, lines, ends) = (
+            self.staging.upload(
+                [
+                    plan.table_slots, plan.table_index, plan.table_blocks, plan.token_ids, query_start,
+                    plan.slots, plan.starts, context, query_start[rows + 1] - 1, plan.slots[rows], context[rows],
+                ]
+            )
         )  # fmt: skip
+        if len(plan.table_slots):
+            self.block_tables[table_slots.long(), table_index.long()] = table_blocks
+        shape = StepShape(plan.num_decodes, plan.max_query_len, plan.max_context_len)
+        hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape)
+        if not len(rows):
+            return torch.empty(0, dtype=torch.int64, device=self.device)
+        logits = self.model.logits(hidden[at.long()])
+        return self.sample(logits, lines.long(), ends.long(), plan)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        query_start: Tensor,
+        slots: Tensor,
+        starts: Tensor,
+        context_lens: Tensor,
+        shape: StepShape,
+    ) -> Tensor:
+        """Hidden states of every query token, [T, H]. Shapes as in StepPlan and StepContext; all int32."""
+        ids, positions, slot_mapping = step_inputs(
+            token_ids.long(),
+            query_start,
+            slots,
+            starts,
+            self.last_tokens,
+            self.block_tables,
+            self.kv.block_size,
+        )
         config = self.model.config
         context = StepContext(
             kv=self.kv,
@@ -59,46 +105,40 @@ class ModelRunner:
             block_tables=self.block_tables,
             slots=slots,
             query_start=query_start,
-            context_lens=self._to_device(context_lens),
-            num_decodes=plan.num_decodes,
-            max_query_len=plan.max_query_len,
-            max_context_len=plan.max_context_len,
+            context_lens=context_lens,
+            num_decodes=shape.num_decodes,
+            max_query_len=shape.max_query_len,
+            max_context_len=shape.max_context_len,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
         )
-        hidden = self.model.forward(ids, positions, context)
-        if not len(plan.sample_rows):
-            return torch.empty(0, dtype=torch.int64, device=self.device)
-        rows = self._to_device(sampled_slots).long()
+        return self.model.forward(ids, positions, context)
+
+    def sample(self, logits: Tensor, lines: Tensor, positions: Tensor, plan: StepPlan) -> Tensor:
+        """One token for each line of the slot table, remembered there; [K] int64.
+
+        logits: [K, V]. lines, positions: [K] int64; positions are those that the new tokens will take.
+        """
         tokens = sample(
-            self.model.logits(hidden[self._to_device(sample_at)]),
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seeds[rows],
-            self._to_device(sampled_positions), all_greedy=plan.all_greedy, no_filters=plan.no_filters,
+            logits, self.temperature[lines], self.top_k[lines], self.top_p[lines], self.min_p[lines],
+            self.seeds[lines], positions, all_greedy=plan.all_greedy, no_filters=plan.no_filters,
         )  # fmt: skip
-        self.last_tokens[rows] = tokens
+        self.last_tokens[lines] = tokens
         return tokens
 
-    def _update(self, plan: StepPlan) -> None:
-        """Bring the slot table up to date with what changed on the host."""
-        if len(plan.table_slots):
-            slots = self._to_device(torch.from_numpy(plan.table_slots).long())
-            index = self._to_device(torch.from_numpy(plan.table_index).long())
-            self.block_tables[slots, index] = self._to_device(torch.from_numpy(plan.table_blocks))
-        rows: SamplingRows = plan.sampling
-        if len(rows.slots):
-            slots = self._to_device(torch.from_numpy(rows.slots).long())
-            for table, values in (
-                (self.temperature, rows.temperature),
-                (self.top_k, rows.top_k),
-                (self.top_p, rows.top_p),
-                (self.min_p, rows.min_p),
-                (self.seeds, rows.seeds),
-            ):
-                table[slots] = self._to_device(torch.from_numpy(values))
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def update_sampling(self, rows: SamplingRows) -> None:
+        """Set the sampling parameters of slots that got a new sequence."""
+        if not len(rows.slots):
+            return
+        as_int = [array.view(np.int32) for array in (rows.temperature, rows.top_p, rows.min_p, rows.seeds)]
+        slots, top_k, temperature, top_p, min_p, seeds = self.staging.upload(
+            [rows.slots, rows.top_k, *as_int]
+        )
+        lines = slots.long()
+        self.temperature[lines] = temperature.view(torch.float32)
+        self.top_k[lines] = top_k
+        self.top_p[lines] = top_p.view(torch.float32)
+        self.min_p[lines] = min_p.view(torch.float32)
+        self.seeds[lines] = seeds.view(torch.int64)

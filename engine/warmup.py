@@ -1,0 +1,73 @@
+"""Steps that nobody asked for: they compile every kernel before the first request and measure the largest step's memory."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from headrace.engine.kv_cache import KVCache
+from headrace.engine.models.decoder import Model
+from headrace.engine.plan import SamplingRows, StepPlan
+from headrace.engine.runner import ModelRunner
+
+
+def peak_bytes(model: Model, block_size: int, max_slots: int, max_batched_tokens: int) -> int:
+    """Device memory, in bytes, that the largest prefill step and the largest sampling need on top of weights and KV."""
+    device = model.cos_sin.device
+    blocks = max(-(-max_batched_tokens // block_size), 1)
+    kv = KVCache(model.kv_specs(), blocks, block_size, model.norm.dtype, device)
+    runner = ModelRunner(model, kv, max_slots, blocks * block_size)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for plan in (_plan([max_batched_tokens]), _plan([1] * max_slots)):
+        runner.run(plan)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def compile_kernels(runner: ModelRunner) -> None:
+    """Run every kind of step once: prefill alone, decode alone, both; greedy, sampled, filtered."""
+    for plan in _kinds(runner):
+        runner.run(plan)
+    torch.cuda.synchronize()
+
+
+def _kinds(runner: ModelRunner) -> Iterator[StepPlan]:
+    room = min(runner.max_context, runner.kv.num_blocks * runner.kv.block_size)
+    long = min(300, room - 1)
+    for lens in ([long], [1, long], [1, 1, 2], [2, 3], [1]):
+        if len(lens) <= runner.max_slots:
+            yield _plan(lens)
+    for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)):
+        yield _plan([1], temperature=temperature, top_p=top_p)
+
+
+def _plan(query_lens: Sequence[int], temperature: float = 1.0, top_p: float = 1.0) -> StepPlan:
+    """Rows of these lengths, all of them writing over the first blocks."""
+    lens = np.array(query_lens, np.int32)
+    rows = np.arange(len(lens), dtype=np.int32)
+    none = np.empty(0, np.int32)
+    return StepPlan(
+        number=0,
+        slots=rows,
+        query_lens=lens,
+        starts=np.zeros(len(lens), np.int32),
+        num_decodes=int((lens == 1).sum()),
+        token_ids=np.zeros(lens.sum(), np.int32),
+        sample_rows=rows,
+        epochs=rows,
+        table_slots=none,
+        table_index=none,
+        table_blocks=none,
+        sampling=SamplingRows(
+            slots=rows[:1],
+            temperature=np.full(1, temperature, np.float32),
+            top_k=np.zeros(1, np.int32),
+            top_p=np.full(1, top_p, np.float32),
+            min_p=np.zeros(1, np.float32),
+            seeds=np.zeros(1, np.int64),
+        ),
+        all_greedy=temperature == 0,
+        no_filters=top_p == 1,
+    )

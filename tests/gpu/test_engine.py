@@ -1,0 +1,139 @@
+"""The engine on CUDA: the same tokens as on the CPU, whatever is captured, overlapped or preempted."""
+
+import random
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from headrace.engine import Engine, EngineConfig, Request, SamplingParams
+from headrace.engine.models.config import ModelConfig
+from headrace.engine.models.decoder import build_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000,
+    "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": True,
+    "attention_bias": False, "rope_theta": 10000.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    import json
+
+    path = tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    model = build_model(ModelConfig.from_directory(path), "cpu", torch.float32)
+    model.random_init(seed=1)
+    for _, tensor in model.destinations():
+        tensor.mul_(4.0)  # spread the logits, so that no near-tie decides
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in model.destinations()},
+        path / "model.safetensors",
+    )
+    return str(path)
+
+
+def requests(count=40):
+    rng = random.Random(0)
+    shared = [rng.randrange(1000) for _ in range(200)]
+    out = []
+    for i in range(count):
+        own = [rng.randrange(1000) for _ in range(rng.choice([1, 5, 31, 32, 33, 64, 100, 300]))]
+        out.append(
+            Request(
+                f"r{i}",
+                shared + own if i % 3 == 0 else own,
+                SamplingParams(
+                    temperature=0.0 if i % 2 else 1.0,
+                    top_p=0.9 if i % 4 == 0 else 1.0,
+                    seed=i,
+                    max_tokens=rng.randrange(4, 40),
+                    ignore_eos=True,
+                ),
+            )  # fmt: skip
+        )
+    return out
+
+
+def run(engine):
+    done = {}
+    while engine.has_work:
+        done |= {c.id: c.token_ids for c in engine.step().completions}
+    engine.check()
+    assert engine.stats().blocks_live == 0
+    return done
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    engine = Engine(EngineConfig(model=model, device="cpu", dtype="float32", kv_tokens=32768, max_slots=64))
+    engine.add_many(requests())
+    return run(engine)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("kv_tokens", [32768, 2048])
+def test_tokens_are_those_of_the_cpu_with_and_without_graphs_overlap_and_preemption(
+    model, reference, lag, graphs, kv_tokens
+):
+    engine = Engine(
+        EngineConfig(model=model, device="cuda", dtype="float32", kv_tokens=kv_tokens, max_slots=64, lag=lag,
+                     cuda_graphs=graphs, max_batched_tokens=256)
+    )  # fmt: skip
+    engine.add_many(requests())
+    done = run(engine)
+    assert (engine.stats().preemptions > 0) == (kv_tokens == 2048)
+    equal = sum(done[name] == reference[name] for name in reference)
+    assert equal >= len(reference) - 1, f"only {equal} of {len(reference)} agree"
+
+
+def test_nothing_compiles_after_ready(model):
+    import triton
+
+    engine = Engine(EngineConfig(model=model, device="cuda", dtype="bfloat16", kv_tokens=32768, max_slots=64))
+    compiled = []
+    triton.knobs.runtime.jit_post_compile_hook = lambda *args, **kwargs: compiled.append(kwargs["fn"].name)
+    try:
+        engine.add_many(requests())
+        run(engine)
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = None
+    assert not compiled
+
+
+def test_random_adds_and_aborts_leak_no_block(model):
+    rng = random.Random(3)
+    engine = Engine(
+        EngineConfig(model=model, device="cuda", dtype="bfloat16", kv_tokens=1024, max_slots=16, lag=2)
+    )
+    added = ended = 0
+    for step in range(10_000):
+        if rng.random() < 0.2:
+            params = SamplingParams(temperature=1.0, max_tokens=rng.randrange(1, 60), seed=step)
+            engine.add_many(
+                [
+                    Request(
+                        f"r{added}",
+                        [rng.randrange(3)] * rng.randrange(1, 200),
+                        params,
+                        priority=rng.randrange(3),
+                    )
+                ]
+            )
+            added += 1
+        if rng.random() < 0.05 and added:
+            engine.abort(f"r{rng.randrange(added)}")
+        ended += len(engine.step().completions)
+        if step % 100 == 0:
+            engine.check()
+    while engine.has_work:
+        ended += len(engine.step().completions)
+    assert ended == added
+    stats = engine.stats()
+    assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    assert stats.preemptions > 0
