@@ -111,7 +111,8 @@ class LineReader:
             return str(uuid7())
         name = custom_id or f"line {number}"
         nth = self._names[name] = self._names.get(name, 0) + 1
-        job_id = f"{self.idempotency_key}:{name}" if nth == 1 else f"{self.idempotency_key}:{name} ({nth})"
+        # The key's digest, of fixed length, so that no two keys can name the same job whatever is in them.
+        job_id = f"{sha256(self.idempotency_key.encode()).hexdigest()[:32]}:{nth}:{name}"
         return job_id if len(job_id) <= MAX_ID_CHARS else sha256(job_id.encode()).hexdigest()
 
     def _misaddressed(self, envelope: Envelope, number: int) -> Problem | None:

@@ -1,6 +1,7 @@
 """Following a batch with nothing but Kafka: its results, and the word that there are no more."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -52,19 +53,19 @@ class Follower:
 
     def results(self, idle_timeout: float | None) -> Iterator[JobResult]:
         """New results until the batch is complete, or none came for ``idle_timeout`` seconds."""
-        consumer = Consumer(self._config)
-        try:
+        # Two consumers, one after the other: a broker answers a connection in turn, so that any question to it waits
+        # half a second behind a fetch that finds nothing.
+        with closing(Consumer(self._config)) as consumer:
             control = self._read_control(consumer)
+        with closing(Consumer(self._config)) as consumer:
             consumer.assign(control + self._ended_since_opening(consumer))
             heard = monotonic()
             while not self._complete and (idle_timeout is None or monotonic() - heard < idle_timeout):
-                for message in consumer.consume(500, timeout=0.5):
+                for message in _next(consumer):
                     result = self._take(message)
                     if result is not None:
                         heard = monotonic()
                         yield result
-        finally:
-            consumer.close()
 
     @property
     def _complete(self) -> bool:
@@ -80,7 +81,7 @@ class Follower:
         topic = self._topics.control
         consumer.assign([TopicPartition(topic, number, positions[number][0]) for number in unread])
         while unread:
-            for message in consumer.consume(500, timeout=0.5):
+            for message in _next(consumer):
                 self._take(message)
             for position in consumer.position([TopicPartition(topic, number) for number in unread]):
                 if position.offset >= positions[position.partition][1]:
@@ -154,6 +155,12 @@ class Follower:
         headers = dict(message.headers() or ())
         batch_id, tenant = headers.get(names.BATCH_ID), headers.get(names.TENANT, b"default")
         return (tenant, batch_id) == (self._tenant.encode(), self._batch_id.encode())
+
+
+def _next(consumer: Consumer) -> list[Message]:
+    """The records at hand, waiting a moment for the first (consume alone would wait for as many as it is asked)."""
+    first = consumer.poll(0.2)
+    return [] if first is None else [first, *consumer.consume(500, timeout=0)]
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:

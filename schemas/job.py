@@ -1,5 +1,6 @@
 """The job as a producer writes it, and how it goes on the wire and comes off it."""
 
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -31,6 +32,7 @@ MAX_PROMPT_TOKENS = 2_000_000
 MAX_MESSAGES = 10_000
 MAX_METADATA = 16
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 SAMPLING_OPTIONS = frozenset(Sampling.model_fields)
 
 
@@ -42,7 +44,7 @@ class JobKind(StrEnum):
 
 
 def _check_name(name: str) -> str:
-    if any(character < " " or character == "\x7f" for character in name):
+    if _CONTROL.search(name):
         raise refusal(ErrorCode.INVALID_VALUE, "must be a string without control characters")
     return name
 
