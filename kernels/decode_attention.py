@@ -5,13 +5,164 @@
 
 q: [R, Hq, D]; caches: [N, Hkv, B, D]; keys are found through block_tables[slots[r]]. A row without keys (padding) gets
 zeros.
+
+Where rows and key heads do not fill the chip, a row's keys are split among programs; each keeps its own softmax, and a
+second kernel merges them by their log-sum-exps:  out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max).
 """
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check
+from headrace.kernels.dispatch import check, use_triton
 from headrace.kernels.paged import gather_pages
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit(
+    do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["slots_ptr", "context_lens_ptr"]
+)
+def _decode_attention_kernel(
+    q_ptr,  # [R, Hq, D], rows q_stride apart
+    k_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
+    v_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
+    block_tables_ptr,  # [S, M] int32, rows table_stride apart
+    slots_ptr,  # [R] int32
+    context_lens_ptr,  # [R] int32
+    out_ptr,  # [R, Hq, D], rows out_stride apart; [R, Hq, splits, D] fp32 when SPLIT
+    lse_ptr,  # [R, Hq, splits] fp32, in base 2; written when SPLIT
+    q_stride,
+    out_stride,
+    block_stride,
+    table_stride,
+    num_splits,
+    scale_log2,  # scale * log2(e): the softmax is taken in base 2
+    GROUP: tl.constexpr,  # query heads a key head
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # D, rounded up to a power of two
+    BLOCK_M: tl.constexpr,  # GROUP, rounded up to what a matrix product needs
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """One program covers the query heads of one key head of one row, and one split of the row's keys.
+
+    How many keys a split has follows from the row's own length, read on the device: short rows leave their last
+    splits empty.
+    """
+    kv_head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    context = tl.load(context_lens_ptr + row)
+    tiles = tl.cdiv(tl.cdiv(context, BLOCK_N), num_splits)
+    key_start = split * tiles * BLOCK_N
+    key_end = tl.minimum(key_start + tiles * BLOCK_N, context)
+
+    group = tl.arange(0, BLOCK_M)
+    heads = kv_head * GROUP + group
+    columns = tl.arange(0, BLOCK_D)
+    column_mask = (columns < HEAD_DIM)[None, :]
+    mask = (group < GROUP)[:, None] & column_mask
+    q = tl.load(q_ptr + row * q_stride + heads[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0)
+
+    accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if key_start < key_end:
+        slot = tl.load(slots_ptr + row).to(tl.int64)
+        table_ptr = block_tables_ptr + slot * table_stride
+        k_head_ptr = k_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+        v_head_ptr = v_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+        for start in range(key_start, key_end, BLOCK_N):
+            keys = start + tl.arange(0, BLOCK_N)
+            inside = keys < key_end
+            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            offsets = (
+                block[:, None] * block_stride + (keys % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
+            )
+            k = tl.load(k_head_ptr + offsets, mask=inside[:, None] & column_mask, other=0.0)
+            v = tl.load(v_head_ptr + offsets, mask=inside[:, None] & column_mask, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - new_highest[:, None])
+            shrink = tl.exp2(highest - new_highest)
+            total = total * shrink + tl.sum(weights, axis=1)
+            accumulated = accumulated * shrink[:, None]
+            accumulated = tl.dot(weights.to(v.dtype), v, accumulated, input_precision="ieee")
+            highest = new_highest
+
+    out = accumulated / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLIT:
+        part = (row * tl.num_programs(0) * GROUP + heads) * num_splits + split
+        tl.store(out_ptr + part[:, None] * HEAD_DIM + columns[None, :], out, mask=mask)
+        lse = tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        tl.store(lse_ptr + part, lse, mask=group < GROUP)
+    else:
+        out_row = out_ptr + row * out_stride + heads[:, None] * HEAD_DIM + columns[None, :]
+        tl.store(out_row, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _merge_splits_kernel(
+    parts_ptr,  # [R, Hq, splits, D] fp32
+    lse_ptr,  # [R, Hq, splits] fp32, in base 2
+    out_ptr,  # [R, Hq, D], rows out_stride apart
+    out_stride,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,  # a power of two
+):
+    """One program merges the splits of one head of one row. A row without keys becomes zeros."""
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first = (row * tl.num_programs(0) + head) * SPLITS
+    splits = tl.arange(0, SPLITS)
+    columns = tl.arange(0, BLOCK_D)
+    lse = tl.load(lse_ptr + first + splits)
+    highest = tl.max(lse, axis=0)
+    weights = tl.where(lse > float("-inf"), tl.exp2(lse - highest), 0.0)
+    used = (weights > 0)[:, None] & (columns < HEAD_DIM)[None, :]
+    parts = tl.load(parts_ptr + (first + splits)[:, None] * HEAD_DIM + columns[None, :], mask=used, other=0.0)
+    total = tl.sum(weights, axis=0)
+    merged = tl.sum(parts * weights[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    out_row = out_ptr + row * out_stride + head * HEAD_DIM + columns
+    tl.store(out_row, merged.to(out_ptr.dtype.element_ty), mask=columns < HEAD_DIM)
+
+
+class _Tile(NamedTuple):
+    """How a program is laid out: keys at a time, warps, and tiles in flight."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+def _tile(head_dim: int, itemsize: int) -> _Tile:
+    """The tile for a head size and a value size in bytes."""
+    if itemsize > 2:
+        return _Tile(keys=32, warps=4, stages=2)
+    return _Tile(keys=128 if head_dim <= 64 else 64, warps=4, stages=3)
+
+
+_PROGRAMS_AN_SM = 8  # enough waves that the last, partial one costs little
+_LEAST_KEYS_A_SPLIT = 256
+_MOST_SPLITS = 64
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    """How many programs run side by side, in units of one multiprocessor. A small number without a GPU, for tests."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _num_splits(rows: int, kv_heads: int, max_context_len: int, device: torch.device) -> int:
+    """Into how many parts each row's keys are split: a power of two, from what the host knows without a sync."""
+    wanted = _multiprocessors(device) * _PROGRAMS_AN_SM // (rows * kv_heads)
+    most = min(max(max_context_len // _LEAST_KEYS_A_SPLIT, 1), _MOST_SPLITS)
+    return 1 << (max(min(wanted, most), 1).bit_length() - 1)
 
 
 def decode_attention(
@@ -35,7 +186,35 @@ def decode_attention(
     )
     check(len(q) == len(slots) == len(context_lens), "q, slots and context_lens have a row each")
     out = torch.empty_like(q) if out is None else out
-    return _decode_attention_cpu(q, k_cache, v_cache, block_tables, slots, context_lens, scale, out)
+    if not use_triton(q):
+        return _decode_attention_cpu(q, k_cache, v_cache, block_tables, slots, context_lens, scale, out)
+    rows, num_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    check(q[:1].is_contiguous() and out[:1].is_contiguous(), "a row of q and out must be contiguous")
+    check(k_cache[0].is_contiguous() and k_cache.stride() == v_cache.stride(), "the caches must match")
+    if rows == 0:
+        return out
+    splits = _num_splits(rows, kv_heads, max_context_len, q.device)
+    if splits == 1:
+        parts, lse = out, None
+    else:
+        parts = torch.empty((rows, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty((rows, num_heads, splits), dtype=torch.float32, device=q.device)
+    tile = _tile(head_dim, q.itemsize)
+    group = num_heads // kv_heads
+    block_d = triton.next_power_of_2(head_dim)
+    _decode_attention_kernel[(kv_heads, rows, splits)](
+        q, k_cache, v_cache, block_tables, slots, context_lens, parts, lse,
+        q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), splits, scale * _LOG2_E,
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=block_d,
+        BLOCK_M=max(triton.next_power_of_2(group), 16), BLOCK_N=tile.keys, SPLIT=splits > 1,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if splits > 1:
+        _merge_splits_kernel[(num_heads, rows)](
+            parts, lse, out, out.stride(0), HEAD_DIM=head_dim, BLOCK_D=block_d, SPLITS=splits, num_warps=4
+        )
+    return out
 
 
 def _decode_attention_cpu(

@@ -8,12 +8,174 @@ q: [T, Hq, D], rows packed one after another (row r owns query_start[r] .. query
 context_lens[r] - query_len + i. Keys are found through block_tables[slots[r]].
 """
 
+from typing import NamedTuple
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.kernels.dispatch import check
+from headrace.kernels.dispatch import check, use_triton
 from headrace.kernels.paged import gather_pages
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _attend_tile(
+    q,  # [BLOCK_M, BLOCK_D]
+    accumulated,  # [BLOCK_M, BLOCK_D] fp32
+    total,  # [BLOCK_M] fp32, the running sum of exponentials
+    highest,  # [BLOCK_M] fp32, the running maximum, in base 2
+    key_start,
+    key_end,
+    positions,  # [BLOCK_M]
+    k_head_ptr,
+    v_head_ptr,
+    table_ptr,
+    block_stride,
+    scale_log2,
+    MASKED: tl.constexpr,  # whether keys may lie past key_end or past a query's position
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Fold BLOCK_N keys into the running softmax."""
+    keys = key_start + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_D)
+    offsets = (keys % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
+    if MASKED:
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < key_end, other=0)
+        mask = (keys < key_end)[:, None] & (columns < HEAD_DIM)[None, :]
+        k = tl.load(k_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
+        v = tl.load(v_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
+    elif BLOCK_D != HEAD_DIM:
+        block = tl.load(table_ptr + keys // BLOCK_SIZE)
+        mask = (columns < HEAD_DIM)[None, :]
+        k = tl.load(k_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
+        v = tl.load(v_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
+    else:
+        block = tl.load(table_ptr + keys // BLOCK_SIZE)
+        k = tl.load(k_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets)
+        v = tl.load(v_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets)
+
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASKED:
+        visible = (keys[None, :] <= positions[:, None]) & (keys < key_end)[None, :]
+        scores = tl.where(visible, scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale_log2)
+    weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+    shrink = tl.exp2(highest - new_highest)
+    total = total * shrink + tl.sum(weights, axis=1)
+    accumulated = accumulated * shrink[:, None]
+    accumulated = tl.dot(weights.to(v.dtype), v, accumulated, input_precision="ieee")
+    return accumulated, total, new_highest
+
+
+# Batch sizes change from step to step: neither they nor where a slice of a buffer starts may ask for a compilation.
+@triton.jit(
+    do_not_specialize=["num_rows"],
+    do_not_specialize_on_alignment=["slots_ptr", "query_start_ptr", "context_lens_ptr"],
+)
+def _prefill_attention_kernel(
+    q_ptr,  # [T, Hq, D], tokens q_stride apart
+    k_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
+    v_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
+    block_tables_ptr,  # [S, M] int32, rows table_stride apart
+    slots_ptr,  # [R] int32
+    query_start_ptr,  # [R + 1] int32
+    context_lens_ptr,  # [R] int32
+    out_ptr,  # [T, Hq, D], tokens out_stride apart
+    q_stride,
+    out_stride,
+    block_stride,
+    table_stride,
+    num_rows,
+    scale_log2,  # scale * log2(e): the softmax is taken in base 2
+    GROUP: tl.constexpr,  # query heads a key head
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # D, rounded up to a power of two
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program covers one key head and TOKENS query tokens of one row: BLOCK_M rows of (token, head) pairs.
+
+    Row r's tiles begin at number query_start[r] // TOKENS + r, which leaves each row room for its last, partial tile;
+    a program whose tile is not used ends at once. So the grid follows from T and R alone.
+    """
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    # A row's last tiles see the most keys: they start first, so that the grid does not end on a long one.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    kv_head = tl.program_id(0)
+
+    started = tl.zeros([128], tl.int32)
+    for first in range(0, num_rows, 128):
+        candidates = first + tl.arange(0, 128)
+        begins = tl.load(query_start_ptr + candidates, mask=candidates < num_rows, other=0)
+        started += ((begins // TOKENS + candidates <= tile) & (candidates < num_rows)).to(tl.int32)
+    row = tl.sum(started) - 1
+
+    row_start = tl.load(query_start_ptr + row)
+    query_len = tl.load(query_start_ptr + row + 1) - row_start
+    first_token = (tile - row_start // TOKENS - row) * TOKENS
+    if first_token >= query_len:
+        return
+
+    context = tl.load(context_lens_ptr + row)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    table_ptr = block_tables_ptr + slot * table_stride
+    k_head_ptr = k_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    v_head_ptr = v_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+
+    pairs = tl.arange(0, BLOCK_M)
+    tokens = first_token + pairs // GROUP
+    heads = kv_head * GROUP + pairs % GROUP
+    columns = tl.arange(0, BLOCK_D)
+    mask = ((pairs < TOKENS * GROUP) & (tokens < query_len))[:, None] & (columns < HEAD_DIM)[None, :]
+    token_rows = (row_start + tokens).to(tl.int64)[:, None]
+    offsets = heads[:, None] * HEAD_DIM + columns[None, :]
+    q = tl.load(q_ptr + token_rows * q_stride + offsets, mask=mask, other=0.0)
+
+    positions = context - query_len + tokens
+    first_position = context - query_len + first_token
+    key_end = tl.minimum(first_position + TOKENS, context)
+    unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N
+
+    accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for start in range(0, unmasked_end, BLOCK_N):
+        accumulated, total, highest = _attend_tile(
+            q, accumulated, total, highest, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
+            block_stride, scale_log2, False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    for start in range(unmasked_end, key_end, BLOCK_N):
+        accumulated, total, highest = _attend_tile(
+            q, accumulated, total, highest, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
+            block_stride, scale_log2, True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+
+    out = (accumulated / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token_rows * out_stride + offsets, out, mask=mask)
+
+
+class _Tile(NamedTuple):
+    """How a program is laid out: (token, head) pairs, keys at a time, warps, and tiles in flight."""
+
+    pairs: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _tile(head_dim: int, itemsize: int) -> _Tile:
+    """The tile for a head size and a value size in bytes."""
+    if itemsize > 2:
+        return _Tile(pairs=64, keys=32, warps=4, stages=2)
+    return _Tile(pairs=128, keys=128 if head_dim <= 64 else 64, warps=8, stages=3)
 
 
 def prefill_attention(
@@ -41,9 +203,26 @@ def prefill_attention(
         "query_start has one entry more than slots",
     )
     out = torch.empty_like(q) if out is None else out
-    return _prefill_attention_cpu(
-        q, k_cache, v_cache, block_tables, slots, query_start, context_lens, scale, out
-    )
+    if not use_triton(q):
+        return _prefill_attention_cpu(
+            q, k_cache, v_cache, block_tables, slots, query_start, context_lens, scale, out
+        )
+    tokens, num_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    check(q[:1].is_contiguous() and out[:1].is_contiguous(), "a token of q and out must be contiguous")
+    check(k_cache[0].is_contiguous() and k_cache.stride() == v_cache.stride(), "the caches must match")
+    if tokens == 0:
+        return out
+    tile = _tile(head_dim, q.itemsize)
+    group = num_heads // kv_heads
+    grid = (kv_heads, tokens // (tile.pairs // group) + len(slots))
+    _prefill_attention_kernel[grid](
+        q, k_cache, v_cache, block_tables, slots, query_start, context_lens, out,
+        q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), len(slots), scale * _LOG2_E,
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=tile.pairs, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
 
 
 def _prefill_attention_cpu(

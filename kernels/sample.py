@@ -13,12 +13,185 @@ likely than this one hold less than top_p). Equals stand or fall together, and t
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check
+from headrace.kernels.dispatch import check, use_triton
 
 _MIN_TEMPERATURE = 1e-30  # keeps logits / temperature finite
 _CANDIDATES = 1024  # on the CPU: how many of the largest scores are sorted before all are
+
+
+@triton.jit
+def _mix_word(x):
+    """_mix for a scalar of the kernel: uint32 to uint32."""
+    x = (x ^ (x >> 16)) * 0x21F0AAAD
+    x = (x ^ (x >> 15)) * 0x735A2D97
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _gumbel(ids, key_0, key_1):
+    """gumbel_noise for one row: token ids (int32) and the row's two keys (uint32)."""
+    x = ids.to(tl.uint32) * 0x9E3779B1 + key_0
+    x = (x ^ (x >> 16)) * 0x21F0AAAD + key_1
+    x = (x ^ (x >> 15)) * 0x735A2D97
+    x = x ^ (x >> 15)
+    uniform = ((x >> 1).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
+    uniform = tl.minimum(uniform, 1 - 2.0**-24)
+    series = uniform * (1 + uniform * (0.5 + uniform / 3))
+    return -tl.log(tl.where(uniform < 2.0**-10, series, -tl.log(1 - uniform)))
+
+
+@triton.jit
+def _ordered(x, SHIFT: tl.constexpr):
+    """A signed integer that orders as the fp32 value x does; SHIFT drops the bits that a narrow dtype lacks."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # + 0.0: minus zero equals zero
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit
+def _weigh(x, largest, inverse_temperature, least, MASS: tl.constexpr):
+    """What a score counts for: itself, or its probability mass (relative to the largest) where it is kept."""
+    if MASS:
+        return tl.where(x >= least, tl.exp((x - largest) * inverse_temperature), 0.0)
+    return tl.where(x > float("-inf"), 1.0, 0.0)
+
+
+@triton.jit
+def _search(
+    row_ptr,
+    vocab,
+    largest,
+    inverse_temperature,
+    least,
+    target,
+    MASS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The highest key such that the scores at or above it weigh at least target: the k-th largest, or top_p's last.
+
+    Each pass over the row quarters the interval: low always weighs enough, high never does.
+    """
+    low = _ordered(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64)
+    top = _ordered(largest, SHIFT).to(tl.int64)
+    high = top + 1
+    while high - low > 1:
+        first = low + tl.maximum((high - low) // 4, 1)
+        second = low + tl.maximum((high - low) // 2, 1)
+        third = low + tl.maximum((high - low) * 3 // 4, 1)
+        above_1 = tl.zeros([BLOCK], tl.float32)
+        above_2 = tl.zeros([BLOCK], tl.float32)
+        above_3 = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, vocab, BLOCK):
+            ids = start + tl.arange(0, BLOCK)
+            x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+            key = _ordered(x, SHIFT)
+            weight = _weigh(x, largest, inverse_temperature, least, MASS)
+            above_1 += tl.where(key >= first.to(tl.int32), weight, 0.0)
+            above_2 += tl.where(key >= second.to(tl.int32), weight, 0.0)
+            above_3 += tl.where(key >= third.to(tl.int32), weight, 0.0)
+        enough_1 = tl.sum(above_1) >= target
+        enough_2 = tl.sum(above_2) >= target
+        enough_3 = tl.sum(above_3) >= target
+        new_low = tl.where(enough_3, third, tl.where(enough_2, second, tl.where(enough_1, first, low)))
+        high = tl.where(enough_3, high, tl.where(enough_2, third, tl.where(enough_1, second, first)))
+        low = new_low
+    return tl.minimum(low, top).to(tl.int32)  # a target of nothing still keeps the largest
+
+
+@triton.jit
+def _sample_kernel(
+    logits_ptr,  # [K, V], rows row_stride apart
+    temperature_ptr,  # [K] fp32
+    top_k_ptr,  # [K] int32
+    top_p_ptr,  # [K] fp32
+    min_p_ptr,  # [K] fp32
+    seeds_ptr,  # [K] int64
+    positions_ptr,  # [K] int64
+    tokens_ptr,  # [K] int64
+    row_stride,
+    vocab,
+    MIN_TEMPERATURE: tl.constexpr,
+    ALL_GREEDY: tl.constexpr,
+    NO_FILTERS: tl.constexpr,
+    SHIFT: tl.constexpr,  # the low bits of an fp32 that the logits' dtype cannot set
+    BLOCK: tl.constexpr,
+):
+    """One program chooses one row's token. The row is read once, and a few times more where filters apply."""
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * row_stride
+    lanes = tl.arange(0, BLOCK)
+
+    sampled = False
+    inverse_temperature = 1.0
+    least = float("-inf")
+    least_key = -2147483648
+    key_0 = tl.full([], 0, tl.uint32)
+    key_1 = key_0
+    if not ALL_GREEDY:
+        temperature = tl.load(temperature_ptr + row)
+        sampled = temperature > 0
+        inverse_temperature = 1.0 / tl.maximum(temperature, MIN_TEMPERATURE)
+        seed = tl.load(seeds_ptr + row)
+        key_0 = _mix_word(seed.to(tl.uint32))
+        key_0 = _mix_word(key_0 ^ (seed >> 32).to(tl.uint32))
+        key_0 = _mix_word(key_0 ^ tl.load(positions_ptr + row).to(tl.uint32))
+        key_1 = _mix_word(key_0 + 0x9E3779B1)
+
+        if not NO_FILTERS:
+            top_k = tl.load(top_k_ptr + row)
+            top_p = tl.load(top_p_ptr + row)
+            min_p = tl.load(min_p_ptr + row)
+            if sampled & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
+                maxima = tl.full([BLOCK], float("-inf"), tl.float32)
+                for start in range(0, vocab, BLOCK):
+                    ids = start + lanes
+                    x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+                    maxima = tl.maximum(maxima, x)
+                largest = tl.max(maxima)
+                least = tl.minimum(largest + tl.log(min_p) * temperature, largest)
+                if (top_k > 0) & (top_k < vocab):
+                    least_key = _search(
+                        row_ptr, vocab, largest, inverse_temperature, least, top_k.to(tl.float32),
+                        False, SHIFT, BLOCK,
+                    )  # fmt: skip
+                if top_p < 1:
+                    mass = tl.zeros([BLOCK], tl.float32)
+                    for start in range(0, vocab, BLOCK):
+                        ids = start + lanes
+                        x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+                        weight = _weigh(x, largest, inverse_temperature, least, True)
+                        mass += tl.where(_ordered(x, SHIFT) >= least_key, weight, 0.0)
+                    target = tl.sum(mass) * top_p
+                    least_key = tl.maximum(
+                        least_key,
+                        _search(
+                            row_ptr, vocab, largest, inverse_temperature, least, target, True, SHIFT, BLOCK
+                        ),
+                    )
+
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_ids = lanes
+    for start in range(0, vocab, BLOCK):
+        ids = start + lanes
+        x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        if not ALL_GREEDY:  # noqa: SIM102
+            if sampled:  # a value of the device, so not to be joined with the constant above
+                if not NO_FILTERS:
+                    x = tl.where((x >= least) & (_ordered(x, SHIFT) >= least_key), x, float("-inf"))
+                x = x * inverse_temperature + _gumbel(ids, key_0, key_1)
+        better = x > best  # strictly: the lowest id wins in each lane, and below among the lanes
+        best = tl.where(better, x, best)
+        best_ids = tl.where(better, ids, best_ids)
+    winners = tl.where(best == tl.max(best), best_ids, 2147483647)
+    tl.store(tokens_ptr + row, tl.min(winners).to(tl.int64))
+
+
+# Of the 32 bits of an fp32, how many at the end are zero for every value of a narrower dtype.
+_UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 def sample(
@@ -41,17 +214,28 @@ def sample(
     """
     check(logits.dim() == 2 and logits.stride(1) == 1, "logits must be [K, V], contiguous along V")
     check(len(temperature) == len(logits), "the sampling parameters need a value for each row of logits")
-    return _sample_cpu(
-        logits,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seeds,
-        positions,
-        all_greedy=all_greedy,
-        no_filters=no_filters,
-    )
+    if not use_triton(logits):
+        return _sample_cpu(
+            logits,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seeds,
+            positions,
+            all_greedy=all_greedy,
+            no_filters=no_filters,
+        )
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        block = min(triton.next_power_of_2(vocab), 4096)
+        _sample_kernel[(rows,)](
+            logits, temperature, top_k, top_p, min_p, seeds, positions, tokens, logits.stride(0), vocab,
+            MIN_TEMPERATURE=_MIN_TEMPERATURE, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,
+            SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=min(max(block // 256, 1), 16),
+        )  # fmt: skip
+    return tokens
 
 
 def _sample_cpu(

@@ -1,0 +1,265 @@
+"""Every Triton kernel against the fp32 reference: in bf16 on a GPU, or in fp32 and fp16 in Triton's interpreter.
+
+tests/kernels/test_interpreted.py runs this file in the interpreter. (Its bf16 matrix products are wrong: not used.)
+"""
+
+import pytest
+import torch
+from kernel_cases import assert_near, paged_rows, strided_rows
+from torch import Tensor
+
+from headrace.kernels.decode_attention import decode_attention, decode_attention_reference
+from headrace.kernels.dispatch import INTERPRETED
+from headrace.kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
+from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
+from headrace.kernels.sample import sample, sample_reference
+from headrace.kernels.silu_mul import silu_mul, silu_mul_reference
+from headrace.kernels.step_inputs import step_inputs, step_inputs_reference
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+DTYPES = [torch.bfloat16] if ON_GPU else [torch.float32, torch.float16]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="needs CUDA or TRITON_INTERPRET=1"),
+]
+on_gpu_only = pytest.mark.skipif(not ON_GPU, reason="needs CUDA")
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+# Query heads, key heads, head size: groups of 1 to 8, one that is no power of two, a head size that is none.
+HEADS = [(9, 3, 64), (4, 4, 96), (8, 2, 128), (8, 1, 64), (10, 2, 128)]
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(dtype).to(DEVICE)
+
+
+@each_dtype
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 64), (3, 576), (17, 1000), (5, 4096)])
+def test_rms_norm_agrees_with_its_reference(tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = randn(tokens, hidden, dtype=dtype), randn(hidden, dtype=dtype)
+    expected = rms_norm_reference(x.float(), weight.float(), 1e-5)
+    assert_near(rms_norm(x, weight, 1e-5), expected)
+    assert_near(rms_norm(strided_rows(x), weight, 1e-5), expected)
+
+
+@each_dtype
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 64), (3, 576), (17, 1000), (5, 4096)])
+def test_add_rms_norm_agrees_with_its_reference(tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual, weight = (
+        randn(tokens, hidden, dtype=dtype),
+        randn(tokens, hidden, dtype=dtype),
+        randn(hidden),
+    )
+    summed = x + residual
+    y = add_rms_norm(strided_rows(x), residual, weight.to(dtype), 1e-5)
+    assert torch.equal(residual, summed)
+    assert_near(y, rms_norm_reference(summed.float(), weight.to(dtype).float(), 1e-5))
+
+
+@each_dtype
+@pytest.mark.parametrize(("tokens", "intermediate"), [(1, 16), (3, 1536), (7, 1000), (2, 14336)])
+def test_silu_mul_agrees_with_its_reference(tokens: int, intermediate: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate_up = randn(tokens, 2 * intermediate, dtype=dtype)
+    expected = silu_mul_reference(gate_up.float())
+    assert_near(silu_mul(gate_up), expected)
+    assert_near(silu_mul(strided_rows(gate_up)), expected)
+
+
+@each_dtype
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_rope_and_cache_agrees_with_its_reference(
+    heads: tuple[int, int, int], normed: bool, block_size: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    num_heads, kv_heads, head_dim = heads
+    tokens = 11
+    qkv = strided_rows(randn(tokens, (num_heads + 2 * kv_heads) * head_dim, dtype=dtype))
+    positions = torch.randint(0, 50, (tokens,), device=DEVICE)
+    cos_sin = randn(50, head_dim)
+    mapping = torch.randperm(5 * block_size, device=DEVICE)[:tokens]
+    mapping[::4] = -1
+    norms = (randn(head_dim, dtype=dtype), randn(head_dim, dtype=dtype)) if normed else (None, None)
+    k_cache, v_cache = randn(5, 2, kv_heads, block_size, head_dim, dtype=dtype).unbind(1)
+    k_expected, v_expected = k_cache.float(), v_cache.float()
+
+    q = rope_and_cache(
+        qkv, positions, cos_sin, k_cache, v_cache, mapping, num_heads, kv_heads, *norms, eps=1e-5
+    )
+
+    wide_norms = [norm.float() if norm is not None else None for norm in norms]
+    expected = rope_and_cache_reference(
+        qkv.float(),
+        positions,
+        cos_sin,
+        k_expected,
+        v_expected,
+        mapping,
+        num_heads,
+        kv_heads,
+        *wide_norms,
+        1e-5,
+    )
+    assert_near(q, expected)
+    assert_near(k_cache, k_expected)
+    assert torch.equal(v_cache.float(), v_expected)
+
+
+# (query tokens, keys in all): one token, a block's edges, a tile's edges, a chunk after cached keys, an empty row.
+PREFILLS = {
+    "one token": [(1, 1)],
+    "block edges": [(31, 31), (32, 32), (33, 33), (15, 47), (1, 64)],
+    "tile edges": [(127, 127), (129, 129), (42, 42), (43, 171)],
+    "chunks": [(7, 300), (0, 0), (64, 257), (100, 100)],
+}
+
+
+@each_dtype
+@pytest.mark.parametrize("lengths", PREFILLS.values(), ids=PREFILLS.keys())
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_prefill_attention_agrees_with_its_reference(
+    lengths: list[tuple[int, int]], heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    rows = paged_rows(lengths, heads, dtype=dtype, device=DEVICE)
+    out = torch.full_like(rows.q, float("nan"))
+    prefill_attention(*rows.prefill_arguments()[:-1], rows.max_query_len, rows.scale, out=out)
+    assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
+
+
+@each_dtype
+@pytest.mark.parametrize("block_size", [16, 48, 64, 128])
+def test_attention_reads_blocks_of_any_size(block_size: int, dtype: torch.dtype) -> None:
+    rows = paged_rows([(5, 150), (70, 70)], (4, 2, 64), block_size=block_size, dtype=dtype, device=DEVICE)
+    out = prefill_attention(*rows.prefill_arguments()[:-1], rows.max_query_len, rows.scale)
+    assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
+
+    rows = paged_rows([(1, 150), (1, 70)], (4, 2, 64), block_size=block_size, dtype=dtype, device=DEVICE)
+    out = decode_attention(*rows.decode_arguments()[:-1], rows.max_context_len, rows.scale)
+    assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
+
+
+# A bound far above the lengths makes splits that stay empty, as a captured graph does.
+@each_dtype
+@pytest.mark.parametrize("max_context_len", [700, 20_000])
+@pytest.mark.parametrize(
+    "lengths", [[1], [0, 700], [0, 1, 31, 32, 33, 64, 65, 255, 256, 257, 700, 0]], ids=str
+)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decode_attention_agrees_with_its_reference(
+    lengths: list[int], heads: tuple[int, int, int], max_context_len: int, dtype: torch.dtype
+) -> None:
+    rows = paged_rows([(1, length) for length in lengths], heads, dtype=dtype, device=DEVICE)
+    out = torch.full_like(rows.q, float("nan"))
+    decode_attention(*rows.decode_arguments()[:-1], max_context_len, rows.scale, out=out)
+    assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
+
+
+@each_dtype
+@pytest.mark.parametrize("vocab", [5, 1000, 4097, 9000])
+def test_sampling_chooses_the_reference_s_tokens(vocab: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows = 24
+    logits = strided_rows(randn(rows, vocab, dtype=dtype) * 3)
+    logits[0] = 1.0  # all equal
+    logits[1, vocab // 2 :] = float("-inf")
+    kinds = torch.arange(rows, device=DEVICE)
+    arguments = (
+        torch.where(kinds % 4 == 0, 0.0, 0.3 + kinds / rows).float(),
+        torch.where(kinds % 3 == 1, kinds % 7 + 1, 0).int(),
+        torch.where(kinds % 5 == 2, 0.7, 1.0).float(),
+        torch.where(kinds % 7 == 3, 0.1, 0.0).float(),
+        kinds * (1 << 33) - 7,
+        kinds + 100,
+    )
+    assert torch.equal(sample(logits, *arguments), sample_reference(logits, *arguments))
+
+    unfiltered = (arguments[0], arguments[1] * 0, arguments[2] * 0 + 1, arguments[3] * 0, *arguments[4:])
+    chosen = sample(logits, *unfiltered, no_filters=True)
+    assert torch.equal(chosen, sample_reference(logits, *unfiltered))
+    assert torch.equal(chosen, sample(logits, *unfiltered))
+
+    greedy = sample(logits, arguments[0] * 0, *arguments[1:], all_greedy=True)
+    assert torch.equal(greedy, logits.float().argmax(dim=-1))
+
+
+@each_dtype
+def test_the_edges_of_the_filters_keep_the_most_likely_token(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = randn(6, 777, dtype=dtype)
+    kinds = torch.arange(6, device=DEVICE)
+    arguments = (
+        torch.full((6,), 1.5, device=DEVICE),
+        torch.where(kinds == 0, 1, 0).int(),
+        torch.where(kinds == 1, 0.0, torch.where(kinds == 2, 1e-6, 1.0)).float(),
+        torch.where(kinds == 3, 1.0, 0.0).float(),
+        kinds,
+        kinds,
+    )
+    assert torch.equal(sample(logits, *arguments)[:4], logits[:4].argmax(dim=-1))
+
+
+def test_step_inputs_agree_with_their_reference() -> None:
+    torch.manual_seed(0)
+    lengths = torch.randint(0, 9, (300,))
+    query_start = torch.cat((torch.zeros(1), lengths.cumsum(0))).int()
+    tokens = int(query_start[-1])
+    slots = torch.randperm(310)[:300].int()
+    slots[::17] = -1
+    token_ids = torch.randint(-1, 50, (tokens + 13,))
+    arguments = [
+        token_ids.clamp(min=-1), query_start, slots, torch.randint(0, 100, (300,)).int(),
+        torch.randint(0, 1000, (310,)), torch.randint(0, 1 << 26, (310, 8)).int(),
+    ]  # fmt: skip
+    actual = step_inputs(*[argument.to(DEVICE) for argument in arguments], 16)
+    for ours, expected in zip(actual, step_inputs_reference(*arguments, 16), strict=True):
+        assert torch.equal(ours.cpu(), expected)
+
+
+@on_gpu_only
+def test_caches_past_two_billion_values_are_addressed() -> None:
+    heads, block_size = (8, 8, 128), 32
+    num_blocks = 2**31 // (8 * block_size * 128) + 64
+    rows = paged_rows([(1, 100), (1, 40)], heads, dtype=torch.bfloat16, device=DEVICE)
+    shape = (num_blocks, *rows.k_cache.shape[1:])
+    far_k, far_v = (
+        torch.empty(shape, dtype=torch.bfloat16, device=DEVICE),
+        torch.empty(shape, dtype=torch.bfloat16, device=DEVICE),
+    )
+    shift = num_blocks - len(rows.k_cache)
+    far_k[shift:], far_v[shift:] = rows.k_cache, rows.v_cache
+    expected = decode_attention_reference(*rows.in_fp32().decode_arguments())
+    rows.k_cache, rows.v_cache = far_k, far_v
+    rows.block_tables = torch.where(rows.block_tables >= 0, rows.block_tables + shift, rows.block_tables)
+    assert_near(decode_attention(*rows.decode_arguments()[:-1], 100, rows.scale), expected)
+    assert_near(prefill_attention(*rows.prefill_arguments()[:-1], 1, rows.scale), expected)
+
+    qkv = randn(1, 24 * 128, dtype=torch.bfloat16)
+    mapping = torch.tensor([num_blocks * block_size - 1], device=DEVICE)
+    rope_and_cache(
+        qkv, torch.zeros(1, dtype=torch.int64, device=DEVICE), randn(1, 128), far_k, far_v, mapping, 8, 8
+    )
+    assert torch.equal(far_v[-1, :, -1].flatten(), qkv[0, -8 * 128 :])
+
+
+@on_gpu_only
+@pytest.mark.parametrize("lengths", [[5, 900, 0, 33], [300] * 200], ids=["split", "whole"])
+def test_a_captured_decode_follows_the_lengths_it_is_replayed_with(lengths: list[int]) -> None:
+    rows = paged_rows([(1, length) for length in lengths], (8, 2, 128), dtype=torch.bfloat16, device=DEVICE)
+    captured_lens = rows.context_lens.clone()
+    rows.context_lens.fill_(1)
+    rows.context_lens[captured_lens == 0] = 0
+    out = torch.empty_like(rows.q)
+    decode_attention(*rows.decode_arguments()[:-1], 4096, rows.scale, out=out)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode_attention(*rows.decode_arguments()[:-1], 4096, rows.scale, out=out)
+    rows.context_lens.copy_(captured_lens)
+    graph.replay()
+    assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
