@@ -76,13 +76,14 @@ def build(config: EngineConfig) -> Parts:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineError(
             f"device {name!r} was asked for, but torch finds no CUDA device; use 'cpu' or 'auto'"
         )
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device
 
