@@ -2,7 +2,11 @@
 
 import json
 import random
+import signal
+import subprocess
+import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -276,3 +280,38 @@ def test_a_set_of_lines_costs_a_bit_each() -> None:
         False, True, False, True, True, False, True, False,
     ]  # fmt: skip
     assert len(numbers) == 4
+
+
+SLOW_RUN = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+import test_generate as t
+
+engine, inner = t.scripted()
+def unhurried(timeout, step=inner.poll):
+    time.sleep(0.005)
+    return step(timeout)
+inner.poll = unhurried
+t.generate(Path(sys.argv[1]), Path(sys.argv[2]), engine, t.parse, max_in_flight=8)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_process_leaves_a_file_that_can_be_taken_up(
+    lines: Callable[..., Path], tmp_path: Path, sent: signal.Signals
+) -> None:
+    source, out = lines(2000), tmp_path / "out.jsonl"
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", SLOW_RUN, source, out, here, here.parent / "harness", here.parent.parent]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not out.exists() or out.read_bytes().count(b"\n") < 40:
+            assert process.poll() is None, "it ended before it was killed"
+            time.sleep(0.01)
+        process.send_signal(sent)
+        process.wait(60)
+    kept = out.read_bytes().count(b"\n")
+    assert 40 <= kept < 2000
+    progress = generate(source, out, scripted()[0], parse, resume=True)
+    assert sorted(results(out)) == list(range(1, 2001))
+    assert (progress.skipped, progress.done) == (kept, 2000 - kept)
