@@ -1,8 +1,8 @@
 """Kafka in: one consumer, on a thread of its own, for each tier.
 
 The thread always polls, also while everything is paused, so the group never takes a busy worker for a dead one. It
-alone owns the offsets: the worker tells it what is done through ``release``, and it commits what may be committed,
-every second without waiting, and on a revoke and at the end with waiting.
+alone owns the offsets: the worker tells it what is done through ``release``, and it commits what may be committed
+every second, on a revoke and at the end.
 """
 
 import logging
@@ -10,8 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +22,6 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 COMMIT_EVERY_S = 1.0
-REVOKE_COMMIT_S = 5.0
 RESUME_BELOW = (
     0.75  # of the prefetch: a pause throws away what librdkafka has fetched, so it must not flutter
 )
@@ -206,12 +203,17 @@ class TierConsumer:
 
     def _commit(self, consumer: Consumer) -> None:
         due = {key: at for key, at in self.tracker.committable().items() if self._committed.get(key) != at}
-        if due:
-            self._committed.update(due)
-            try:
-                consumer.commit(offsets=_offsets(due), asynchronous=True)
-            except KafkaException as error:
-                self._on_commit(error.args[0], _offsets(due))
+        self._send_commit(consumer, due)
+
+    def _send_commit(self, consumer: Consumer, offsets: dict[tuple[str, int], int]) -> None:
+        """Never waits, not even on a revoke: the broker gets it before this member rejoins or leaves the group."""
+        if not offsets:
+            return
+        self._committed.update(offsets)
+        try:
+            consumer.commit(offsets=_offsets(offsets), asynchronous=True)
+        except KafkaException as error:
+            self._on_commit(error.args[0], _offsets(offsets))
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         for each in offsets:
@@ -236,8 +238,7 @@ class TierConsumer:
         self._note_released()
         leaving = {(each.topic, each.partition) for each in partitions}
         last = {key: offset for key, offset in self.tracker.committable().items() if key in leaving}
-        if last:
-            _commit_and_wait(consumer, last, REVOKE_COMMIT_S)
+        self._send_commit(consumer, last)
         self._drop(partitions)
         log.info("revoked %s", _names(partitions))
 
@@ -283,17 +284,6 @@ def _delivery(message: Message, tier: str, assignment: Assignment) -> Delivery:
 
 def _offsets(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-
-
-def _commit_and_wait(consumer: Consumer, offsets: Mapping[tuple[str, int], int], timeout: float) -> None:
-    """Commit; a rebalance waits for us, so no longer than ``timeout``."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="commit")
-    try:
-        executor.submit(consumer.commit, offsets=_offsets(offsets), asynchronous=False).result(timeout)
-    except (KafkaException, FutureTimeout) as error:
-        log.warning("last commit before a revoke failed, those records will be delivered again: %r", error)
-    finally:
-        executor.shutdown(wait=False)
 
 
 def _names(partitions: list[TopicPartition]) -> str:

@@ -65,7 +65,7 @@ class Pipeline:
     processes: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 2})
+        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 2, "log_level": 0})
         self.ledger = Ledger(self.database_url)
 
     # --- driving ------------------------------------------------------------------------------------------------------
@@ -104,11 +104,13 @@ class Pipeline:
             return engines[-1]
 
         stop, failure = threading.Event(), []
-        worker = Worker(self._config(config), open_engine, Ledger(self.database_url))
+        ledger = Ledger(self.database_url)
+        worker = Worker(self._config(config), open_engine, ledger)
 
         def run() -> None:
             try:
-                worker.run(stop)
+                with ledger:
+                    worker.run(stop)
             except BaseException as error:
                 failure.append(error)
 
