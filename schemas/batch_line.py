@@ -55,8 +55,12 @@ def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def param(path: str) -> str:
     """Where the field of PromptJob at ``path`` stands in a batch line."""
-    outer = path.split(".", 1)[0]
-    return path if outer in _LINE_FIELDS else f"body.{path.removeprefix('sampling.')}"
+    outer, dot, inner = path.partition(".")
+    if outer in _LINE_FIELDS:
+        return path
+    if outer == "sampling":
+        return f"body.{inner}"
+    return f"body.{'prompt' if outer == 'prompt_token_ids' else outer}{dot}{inner}"
 
 
 def _check(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -11,8 +11,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PrivateAttr,
+    Tag,
     ValidationError,
     model_validator,
 )
@@ -65,6 +67,13 @@ class TextPart(BaseModel):
     text: Text = Field(description="a string")
 
 
+# By a tag (that no field is called), so that an error speaks of the form that was meant.
+Content = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
+    Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
+]
+
+
 class Message(BaseModel):
     """A turn of a conversation."""
 
@@ -73,7 +82,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="one of system, developer, user and assistant"
     )
-    content: Text | list[TextPart] = Field(description="a string or a list of text parts")
+    content: Content = Field(description="a string or a list of text parts")
     name: Text | None = Field(default=None, description="a string; who speaks, for templates that tell")
 
     @model_validator(mode="before")

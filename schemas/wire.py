@@ -121,7 +121,7 @@ def nested_too_deep(value: bytes, parsed: Any) -> bool:
     if value.count(b"{") + value.count(b"[") <= MAX_DEPTH:
         return False
     level = [parsed]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [item for container in level for item in _items(container) if isinstance(item, dict | list)]
         if not level:
             return False

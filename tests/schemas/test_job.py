@@ -1,0 +1,306 @@
+"""What a job may ask for, and how it is told what it may not."""
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from any_json import ANY_JSON
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.schemas import (
+    Envelope,
+    ErrorCode,
+    InvalidJob,
+    JobKind,
+    PromptJob,
+    Sampling,
+    Source,
+    Unparsable,
+    encode_job,
+    parse_envelope,
+    parse_job,
+)
+from headrace.schemas.job import FEATURES, MAX_PROMPT_CHARS
+from headrace.schemas.options import NOT_YET
+
+SOURCE = Source("t", 0, 1, 1_795_000_000_000)
+
+
+def parse(body: Any, headers: list[tuple[str, bytes | None]] | None = None) -> PromptJob:
+    return parse_job(body if isinstance(body, bytes) else orjson.dumps(body), headers, SOURCE)
+
+
+def refused(body: Any) -> InvalidJob:
+    with pytest.raises(InvalidJob) as caught:
+        parse(body)
+    return caught.value
+
+
+def test_a_job_with_everything_comes_through() -> None:
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "seed": -5,
+        "max_tokens": 10,
+        "min_tokens": 2,
+        "stop": ["a", "b"],
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+    }
+    job = parse({"prompt": "x", "sampling": sampling, "metadata": {"a": "b"}, "requires": ["seed", "prompt"]})
+    assert job.sampling == Sampling(**sampling)
+    assert job.sampling.model_dump(exclude_none=True) == sampling
+    assert job.metadata == {"a": "b"}
+
+
+def test_what_is_left_out_is_left_to_the_model() -> None:
+    sampling = parse({"prompt": "x"}).sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.seed, sampling.stop) == (None, None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"prompt": "x"}, JobKind.COMPLETION),
+        ({"prompt_token_ids": [1, 2]}, JobKind.COMPLETION),
+        ({"messages": [{"role": "user", "content": "x"}]}, JobKind.CHAT),
+        ({"prompt": "nul \0, literal \\u0000, fish \U0001f41f"}, JobKind.COMPLETION),
+        ({"prompt": "x", "messages": None, "a_newer_field": {"deep": []}}, JobKind.COMPLETION),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}], "newer": 1}]},
+            JobKind.CHAT,
+        ),
+    ],
+)
+def test_a_prompt_has_one_of_three_forms(body: dict[str, Any], kind: JobKind) -> None:
+    job = parse(body)
+    assert job.kind is kind
+    assert (job.prompt, job.prompt_token_ids) == (body.get("prompt"), body.get("prompt_token_ids"))
+
+
+def test_the_envelope_goes_with_the_job() -> None:
+    value, headers = b'{"prompt": "x"}', [("headrace-batch-id", b"b"), ("headrace-job-id", b"j")]
+    job = parse_job(value, headers, SOURCE)
+    assert job.envelope == parse_envelope(value, headers, SOURCE)
+    assert (job.batch_id, job.job_id) == ("b", "j")
+    with pytest.raises(AttributeError, match="was not read from a record"):
+        _ = PromptJob(prompt="x").envelope
+
+
+def test_one_stop_may_stand_alone_and_minus_one_keeps_all_tokens() -> None:
+    sampling = parse({"prompt": "x", "sampling": {"stop": "END", "top_k": -1}}).sampling
+    assert (sampling.stop, sampling.top_k) == (["END"], 0)
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_completion_tokens": 5}, {"max_completion_tokens": 5, "max_tokens": 5}]
+)
+def test_max_completion_tokens_is_max_tokens(given: dict[str, int]) -> None:
+    assert parse({"prompt": "x", "sampling": given}).sampling.max_tokens == 5
+
+
+BAD_SAMPLING: list[tuple[dict[str, Any], ErrorCode, str]] = [
+    ({"temperature": -0.1}, ErrorCode.INVALID_VALUE, "temperature"),
+    ({"temperature": 2.1}, ErrorCode.INVALID_VALUE, "temperature"),
+    ({"temperature": "1"}, ErrorCode.INVALID_TYPE, "temperature"),
+    ({"temperature": True}, ErrorCode.INVALID_TYPE, "temperature"),
+    ({"top_p": 0}, ErrorCode.INVALID_VALUE, "top_p"),
+    ({"top_p": 1.1}, ErrorCode.INVALID_VALUE, "top_p"),
+    ({"top_k": -2}, ErrorCode.INVALID_VALUE, "top_k"),
+    ({"top_k": 1.5}, ErrorCode.INVALID_TYPE, "top_k"),
+    ({"min_p": -1}, ErrorCode.INVALID_VALUE, "min_p"),
+    ({"seed": 2**63}, ErrorCode.INVALID_VALUE, "seed"),
+    ({"seed": 1e30}, ErrorCode.INVALID_TYPE, "seed"),
+    ({"max_tokens": 0}, ErrorCode.INVALID_VALUE, "max_tokens"),
+    ({"max_tokens": 10**12}, ErrorCode.INVALID_VALUE, "max_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, ErrorCode.INVALID_VALUE, "max_completion_tokens"),
+    ({"max_tokens": 5, "min_tokens": 6}, ErrorCode.INVALID_VALUE, "min_tokens"),
+    ({"max_completion_tokens": 5, "min_tokens": 6}, ErrorCode.INVALID_VALUE, "min_tokens"),
+    ({"min_tokens": -1}, ErrorCode.INVALID_VALUE, "min_tokens"),
+    ({"stop": 5}, ErrorCode.INVALID_TYPE, "stop"),
+    ({"stop": ["a", 5]}, ErrorCode.INVALID_TYPE, "stop.1"),
+    ({"stop": ""}, ErrorCode.INVALID_VALUE, "stop.0"),
+    ({"stop": ["a"] * 17}, ErrorCode.INVALID_VALUE, "stop"),
+    ({"stop": ["a" * 257]}, ErrorCode.INVALID_VALUE, "stop.0"),
+    ({"stop_token_ids": [-1]}, ErrorCode.INVALID_VALUE, "stop_token_ids.0"),
+    ({"stop_token_ids": ["a"]}, ErrorCode.INVALID_TYPE, "stop_token_ids.0"),
+    ({"ignore_eos": 1}, ErrorCode.INVALID_TYPE, "ignore_eos"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "code", "param"), BAD_SAMPLING)
+def test_a_bad_sampling_option_is_named_with_what_is_allowed(
+    sampling: dict[str, Any], code: ErrorCode, param: str
+) -> None:
+    error = refused({"prompt": "x", "sampling": sampling})
+    assert (error.code, error.param) == (code, f"sampling.{param}")
+    assert error.message.startswith(f"sampling.{param} must ")
+    assert error.envelope.id == parse_envelope(orjson.dumps({"prompt": "x"}), None, SOURCE).id
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, ErrorCode.MISSING_FIELD, "prompt"),
+        ({"prompt": ""}, ErrorCode.INVALID_VALUE, "prompt"),
+        ({"prompt": 5}, ErrorCode.INVALID_TYPE, "prompt"),
+        ({"prompt": "x" * (MAX_PROMPT_CHARS + 1)}, ErrorCode.INVALID_VALUE, "prompt"),
+        ({"prompt": "x", "messages": []}, ErrorCode.INVALID_VALUE, "messages"),
+        ({"prompt": "x", "prompt_token_ids": [1]}, ErrorCode.INVALID_VALUE, "prompt_token_ids"),
+        (
+            {"prompt": "x", "messages": [{"role": "user", "content": "x"}]},
+            ErrorCode.INVALID_VALUE,
+            "messages",
+        ),
+        ({"prompt_token_ids": []}, ErrorCode.INVALID_VALUE, "prompt_token_ids"),
+        ({"prompt_token_ids": [1, -1]}, ErrorCode.INVALID_VALUE, "prompt_token_ids.1"),
+        ({"prompt_token_ids": [1, 2**31]}, ErrorCode.INVALID_VALUE, "prompt_token_ids.1"),
+        ({"prompt_token_ids": [1, "2"]}, ErrorCode.INVALID_TYPE, "prompt_token_ids.1"),
+        ({"messages": "x"}, ErrorCode.INVALID_TYPE, "messages"),
+        ({"messages": ["x"]}, ErrorCode.INVALID_TYPE, "messages.0"),
+        ({"messages": [{"content": "x"}]}, ErrorCode.MISSING_FIELD, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, ErrorCode.MISSING_FIELD, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": None}]}, ErrorCode.INVALID_TYPE, "messages.0.content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, ErrorCode.INVALID_VALUE, "messages.0.role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            ErrorCode.INVALID_VALUE,
+            "messages.0.content.0.type",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": "x", "tool_calls": [1]},
+                ]
+            },
+            ErrorCode.UNSUPPORTED_OPTION,
+            "messages.1.tool_calls",
+        ),
+        ({"prompt": "x", "sampling": 5}, ErrorCode.INVALID_TYPE, "sampling"),
+        ({"prompt": "x", "schema_version": "1"}, ErrorCode.INVALID_TYPE, "schema_version"),
+        ({"prompt": "x", "job_id": 5}, ErrorCode.INVALID_TYPE, "job_id"),
+        ({"prompt": "x", "job_id": ""}, ErrorCode.INVALID_VALUE, "job_id"),
+        ({"prompt": "x", "custom_id": "a\0b"}, ErrorCode.INVALID_VALUE, "custom_id"),
+        ({"prompt": "x", "batch_id": "b" * 257}, ErrorCode.INVALID_VALUE, "batch_id"),
+        ({"prompt": "x", "deadline": "tomorrow"}, ErrorCode.INVALID_VALUE, "deadline"),
+        ({"prompt": "x", "deadline": 3600}, ErrorCode.INVALID_VALUE, "deadline"),
+        ({"prompt": "x", "metadata": []}, ErrorCode.INVALID_TYPE, "metadata"),
+        ({"prompt": "x", "metadata": {"a": 1}}, ErrorCode.INVALID_TYPE, "metadata"),
+        ({"prompt": "x", "metadata": {"a" * 65: "b"}}, ErrorCode.INVALID_VALUE, "metadata"),
+        (
+            {"prompt": "x", "metadata": {str(key): "b" for key in range(17)}},
+            ErrorCode.INVALID_VALUE,
+            "metadata",
+        ),
+        ({"prompt": "x", "requires": "seed"}, ErrorCode.INVALID_TYPE, "requires"),
+        ({"prompt": "x", "requires": ["seed", "magic"]}, ErrorCode.UNSUPPORTED_FEATURE, "requires.1"),
+        ({"prompt": "x", "max_tokens": 5}, ErrorCode.MISPLACED_OPTION, "max_tokens"),
+        ({"prompt": "x", "stop": "a"}, ErrorCode.MISPLACED_OPTION, "stop"),
+        (b'{"prompt": "\\ud800"}', ErrorCode.INVALID_TEXT, "prompt"),
+        (b'{"prompt": "x", "metadata": {"a": "\\udfff"}}', ErrorCode.INVALID_TEXT, "metadata"),
+        (
+            b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+            ErrorCode.INVALID_TEXT,
+            "messages.0.content",
+        ),
+        (
+            b'{"prompt": "x", "sampling": {"temperature": NaN}}',
+            ErrorCode.INVALID_VALUE,
+            "sampling.temperature",
+        ),
+        (
+            b'{"prompt": "x", "sampling": {"seed": 1' + b"0" * 5_000 + b"}}",
+            ErrorCode.INVALID_TYPE,
+            "sampling.seed",
+        ),
+        (b'{"prompt": "x", "y": ' + b"[" * 300 + b"]" * 300 + b"}", ErrorCode.NESTED_TOO_DEEP, None),
+    ],
+)
+def test_a_bad_job_is_told_its_field(body: Any, code: ErrorCode, param: str | None) -> None:
+    error = refused(body)
+    assert (error.code, error.param) == (code, param)
+    assert param is None or error.message.startswith(f"{param} ")
+    assert len(error.message) < 1_000
+
+
+def test_a_message_never_repeats_what_the_user_wrote() -> None:
+    for body in (
+        {"prompt": ["secret"]},
+        {"prompt": "x", "metadata": {"secret": 1}},
+        {"messages": [{"secret": 1}]},
+    ):
+        assert "secret" not in refused(body).message
+
+
+@pytest.mark.parametrize("option", NOT_YET)
+@pytest.mark.parametrize("where", ["sampling", None])
+def test_an_option_that_is_not_carried_out_is_refused_by_name(option: str, where: str | None) -> None:
+    wanted = {option: {"anything": "else"}}
+    error = refused({"prompt": "x", **({where: wanted} if where else wanted)})
+    param = f"{where}.{option}" if where else option
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_OPTION, param)
+    assert error.message == f"{param} is not supported yet; leave it out"
+
+
+@pytest.mark.parametrize("option", NOT_YET)
+def test_a_value_that_asks_for_nothing_is_let_through(option: str) -> None:
+    for value in (None, *NOT_YET[option]):
+        assert parse({"prompt": "x", "sampling": {option: value}}).prompt == "x"
+
+
+def test_logprobs_zero_asks_for_something_that_false_does_not() -> None:
+    assert refused({"prompt": "x", "sampling": {"logprobs": 0}}).param == "sampling.logprobs"
+
+
+def test_what_is_supported_is_not_also_refused() -> None:
+    assert not NOT_YET.keys() & FEATURES
+
+
+def test_a_job_may_require_anything_that_is_supported() -> None:
+    assert parse({"prompt": "x", "requires": sorted(FEATURES)}).requires == sorted(FEATURES)
+
+
+def test_a_newer_producers_job_is_read_for_what_is_known() -> None:
+    assert parse({"prompt": "x", "schema_version": 9, "sampling": {"a_newer_option": 1}}).schema_version == 9
+
+
+def test_encoding_a_job_and_reading_it_gives_the_job() -> None:
+    job = PromptJob(
+        job_id="j",
+        tenant="acme",
+        batch_id="b",
+        custom_id="c\u00e9",
+        messages=[{"role": "user", "content": "hi"}],
+        sampling=Sampling(temperature=0, stop=["x"]),
+        deadline="2027-01-31T12:00:00Z",
+    )
+    key, value, headers = encode_job(job)
+    assert key == b"j"
+    assert dict(headers)["headrace-custom-id"] == "c\u00e9".encode()
+    parsed = parse_job(value, headers, SOURCE)
+    assert parsed.model_dump() == job.model_dump()
+    assert "schema_version" not in orjson.loads(value)
+
+
+FIELDS = st.sampled_from(
+    [*PromptJob.model_fields, *Sampling.model_fields, *NOT_YET, "url", "body", "method", "unknown"]
+)
+
+
+@given(st.dictionaries(FIELDS, ANY_JSON | st.dictionaries(FIELDS, ANY_JSON, max_size=3), max_size=5))
+def test_no_json_crashes_the_reader_and_every_refusal_has_an_id(body: dict[str, Any]) -> None:
+    value = json.dumps(body).encode()
+    try:
+        outcome: object = parse_job(value, None, SOURCE).envelope
+    except InvalidJob as error:
+        outcome = error.envelope
+        error.message.encode()
+    except Unparsable as error:
+        # The id in it would have to be a UUIDv7 by chance.
+        outcome = error.code
+    assert isinstance(outcome, Envelope)

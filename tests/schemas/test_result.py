@@ -1,0 +1,126 @@
+"""What comes back, on Kafka and in OpenAI's form."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import pytest
+
+from headrace.schemas import (
+    Choice,
+    JobError,
+    JobKind,
+    JobResult,
+    JobState,
+    Timings,
+    UnreadableResult,
+    Usage,
+    result_key_and_run,
+    uuid7,
+)
+
+ID = uuid7()
+
+
+def succeeded(**changes: Any) -> JobResult:
+    return JobResult(
+        **{
+            "id": ID,
+            "batch_id": "b",
+            "custom_id": "c",
+            "model": "m",
+            "kind": JobKind.CHAT,
+            "state": JobState.SUCCEEDED,
+            "choices": [Choice(text="four", finish_reason="stop")],
+            "usage": Usage(prompt_tokens=5, cached_tokens=3, completion_tokens=2),
+            "timings": Timings(finished_at=datetime(2027, 1, 15, 8, tzinfo=UTC), total_s=0.5),
+            **changes,
+        }
+    )
+
+
+def test_a_result_reads_back_as_it_was_written() -> None:
+    result = succeeded(run=2, attempt=3, worker="w")
+    assert JobResult.decode(result.encode()) == result
+    assert result_key_and_run(result.encode()) == (ID, 2)
+    assert result.key == str(ID).encode()
+    assert dict(result.headers)["headrace-batch-id"] == b"b"
+
+
+def test_a_result_holds_nothing_that_postgres_refuses() -> None:
+    result = succeeded(
+        choices=[Choice(text="a\0b\ud800\\u0000", finish_reason="stop")], metadata={"\0": "\ud800"}
+    )
+    body = orjson.loads(result.encode())
+    assert body["choices"][0]["text"] == "a\ufffdb\ufffd\\u0000"
+    assert body["metadata"] == {"\ufffd": "\ufffd"}
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"{}", b"[]", b"\xff", b'{"id": 5}', b'{"id": "x", "state": "succeeded"}']
+)
+def test_bytes_that_are_no_result_say_so(value: bytes) -> None:
+    with pytest.raises(UnreadableResult):
+        JobResult.decode(value)
+    with pytest.raises(UnreadableResult):
+        result_key_and_run(value)
+
+
+def test_a_newer_result_is_read_for_what_is_known() -> None:
+    value = orjson.dumps({"id": str(ID), "state": "failed", "schema_version": 2, "newer": [1]})
+    assert JobResult.decode(value).state is JobState.FAILED
+
+
+def test_an_answered_chat_is_openais_chat_completion() -> None:
+    assert succeeded().to_openai() == {
+        "id": f"batch_req_{ID}",
+        "custom_id": "c",
+        "response": {
+            "status_code": 200,
+            "request_id": str(ID),
+            "body": {
+                "id": f"chatcmpl-{ID}",
+                "object": "chat.completion",
+                "created": 1_800_000_000,
+                "model": "m",
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": "four", "refusal": None},
+                        "logprobs": None,
+                        "finish_reason": "stop",
+                    }
+                ],
+                "usage": {
+                    "prompt_tokens": 5,
+                    "completion_tokens": 2,
+                    "total_tokens": 7,
+                    "prompt_tokens_details": {"cached_tokens": 3},
+                },
+            },
+        },
+        "error": None,
+    }
+
+
+def test_an_answered_completion_is_openais_text_completion() -> None:
+    body = succeeded(kind=JobKind.COMPLETION).to_openai()["response"]["body"]
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": "four", "logprobs": None, "finish_reason": "stop"}]
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "code"),
+    [
+        (JobState.FAILED, JobError(code="invalid_value", message="m", param="p"), "invalid_value"),
+        (JobState.EXPIRED, JobError(code="deadline_exceeded", message="m"), "batch_expired"),
+        (JobState.CANCELLED, JobError(code="cancelled", message="m"), "batch_cancelled"),
+        (JobState.FAILED, None, "failed"),
+    ],
+)
+def test_any_other_end_is_a_line_of_openais_error_file(
+    state: JobState, error: JobError | None, code: str
+) -> None:
+    line = succeeded(state=state, choices=[], error=error).to_openai()
+    assert (line["custom_id"], line["response"], line["error"]["code"]) == ("c", None, code)
+    assert line["error"]["message"]
