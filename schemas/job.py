@@ -24,11 +24,12 @@ from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, Record, p
 from headrace.schemas.errors import ErrorCode, InvalidJob
 from headrace.schemas.explain import explain
 from headrace.schemas.ids import Source
-from headrace.schemas.options import refusal, refuse_misplaced, refuse_unsupported
+from headrace.schemas.options import refusal, refuse_misplaced, refuse_unsupported, without_nulls
 from headrace.schemas.sampling import Sampling, Text, TokenId
 from headrace.schemas.wire import MAX_DEPTH, nested_too_deep
 
 SCHEMA_VERSION = 1
+PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 MAX_PROMPT_CHARS = 4_000_000
 MAX_PROMPT_TOKENS = 2_000_000
 MAX_MESSAGES = 10_000
@@ -102,7 +103,11 @@ MetadataValue = Annotated[Text, Field(max_length=512)]
 class PromptJob(BaseModel):
     """One prompt to answer. Unknown fields are ignored; what must not be ignored is named in ``requires``."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        json_schema_extra={"oneOf": [{"required": [field]} for field in PROMPT_FIELDS]},
+    )
 
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, description="a whole number, 1 or more")
     job_id: Name | None = Field(
@@ -136,7 +141,11 @@ class PromptJob(BaseModel):
     )
     sampling: Sampling = Field(default_factory=Sampling, description="an object of sampling options")
     deadline: Annotated[
-        datetime | None, BeforeValidator(lambda value: value if value is None else parse_deadline(value))
+        datetime | None,
+        BeforeValidator(
+            lambda value: value if value is None else parse_deadline(value),
+            json_schema_input_type=datetime | float | None,
+        ),
     ] = Field(
         default=None,
         description="a time after 2000: RFC 3339 with a zone, such as 2027-01-31T12:00:00Z, or seconds since the epoch",
@@ -157,10 +166,12 @@ class PromptJob(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            refuse_unsupported(data)
-            refuse_misplaced(data, SAMPLING_OPTIONS)
-        return data
+        if not isinstance(data, dict):
+            return data
+        refuse_unsupported(data)
+        given = without_nulls(data)
+        refuse_misplaced(given, SAMPLING_OPTIONS)
+        return given
 
     @model_validator(mode="after")
     def _exactly_one_prompt(self) -> Self:

@@ -75,6 +75,11 @@ def refuse_misplaced(fields: Mapping[str, Any], sampling_options: Collection[str
         raise refusal(ErrorCode.MISPLACED_OPTION, f"belongs inside `sampling`: write sampling.{name}", name)
 
 
+def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` but for those that are null, which is another way to leave one out."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def refusal(code: ErrorCode, message: str, *param: str | int) -> PydanticCustomError:
     """An error for a validator to raise. The message reads on from the path of the field: "n is not supported"."""
     return PydanticCustomError("refused", "{message}", {"message": message, "code": code, "param": param})

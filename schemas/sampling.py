@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from headrace.schemas.errors import ErrorCode
-from headrace.schemas.options import refusal, refuse_unsupported
+from headrace.schemas.options import refusal, refuse_unsupported, without_nulls
 from headrace.schemas.wire import is_unicode
 
 MAX_STOPS = 16
@@ -56,10 +56,9 @@ class Sampling(BaseModel):
         description="a number above 0 and up to 1; 1 keeps all tokens",
     )
     top_k: Annotated[
-        int | None,
-        BeforeValidator(_all_as_zero),
-        Field(ge=0, lt=2**31, description="a whole number, 1 or more; 0 or -1 keeps all tokens"),
-    ] = None
+        Annotated[int, Field(ge=0, lt=2**31)] | None,
+        BeforeValidator(_all_as_zero, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**31)] | None),
+    ] = Field(default=None, description="a whole number, 1 or more; 0 or -1 keeps all tokens")
     min_p: float | None = Field(
         default=None, ge=0, le=1, allow_inf_nan=False, description="a number from 0 to 1; 0 keeps all tokens"
     )
@@ -83,7 +82,7 @@ class Sampling(BaseModel):
     )
     stop: Annotated[
         list[Stop],
-        BeforeValidator(_as_list, json_schema_input_type=str | list[Stop]),
+        BeforeValidator(_as_list, json_schema_input_type=Stop | list[Stop]),
         Field(
             max_length=MAX_STOPS,
             description=f"a string or a list of up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_CHARS} characters",
@@ -101,9 +100,10 @@ class Sampling(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            refuse_unsupported(data)
-        return data
+        if not isinstance(data, dict):
+            return data
+        refuse_unsupported(data)
+        return without_nulls(data)
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

@@ -91,6 +91,12 @@ def test_the_envelope_goes_with_the_job() -> None:
         _ = PromptJob(prompt="x").envelope
 
 
+def test_null_is_another_way_to_leave_a_field_out() -> None:
+    fields = dict.fromkeys(PromptJob.model_fields.keys() - {"prompt"})
+    assert parse({**fields, "prompt": "x"}).model_dump() == PromptJob(prompt="x").model_dump()
+    assert parse({"prompt": "x", "sampling": dict.fromkeys(Sampling.model_fields)}).sampling == Sampling()
+
+
 def test_one_stop_may_stand_alone_and_minus_one_keeps_all_tokens() -> None:
     sampling = parse({"prompt": "x", "sampling": {"stop": "END", "top_k": -1}}).sampling
     assert (sampling.stop, sampling.top_k) == (["END"], 0)
