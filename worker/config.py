@@ -49,6 +49,8 @@ class WorkerConfig:
             object.__setattr__(self, "tiers", default_tiers(self.topics.tiers))
         if tuple(tier.name for tier in self.tiers) != self.topics.tiers:
             raise ValueError(f"tiers must be those of the topics, in their order: {self.topics.tiers}")
+        if self.max_in_flight <= sum(tier.reserve for tier in self.tiers):
+            raise ValueError("max_in_flight must exceed what the tiers reserve, or the lowest never runs")
 
     @property
     def pool(self) -> str:
