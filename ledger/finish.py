@@ -80,7 +80,7 @@ def _values(outcome: OutcomeRow) -> tuple[Any, ...]:
         outcome.cached_tokens,
         outcome.completion_tokens,
         outcome.error_code,
-        None if outcome.body is None else outcome.body.decode("utf-8", "replace"),
+        outcome.body.decode("utf-8", "replace"),
         None if outcome.error is None else clean_text(outcome.error),
         outcome.uri,
         outcome.size,

@@ -119,9 +119,10 @@ class Ledger:
             return True
         if not partitions.within_reach(day):
             return False
-        # A day not seen yet: another process made it, or it is time to make it.
-        self.ensure_partitions()
-        return day in self._days
+        # A day not seen yet: an old one, or one that another process made.
+        self._run(partitions.ensure, [day])
+        self._days = self._run(partitions.existing)
+        return True
 
     def lookup(self, jobs: Sequence[JobRow], worker: str) -> dict[UUID, StoredJob]:
         """Say what the table holds for each id, absent ones included (state None; a cancel may still be there).
@@ -164,7 +165,7 @@ class Ledger:
                 done = write([failed])
             except RowRefused:
                 return Finished(refused={row.job.id: reason})
-            stored = {id: failed.body for id in done.changed if failed.body is not None}
+            stored = dict.fromkeys(done.changed, failed.body)
             return Finished(winners={**done.winners, **stored}, refused={row.job.id: reason})
 
         return _merged(bisect(write, first_by(lambda row: row.job.id, outcomes), refuse))
@@ -220,9 +221,7 @@ class Ledger:
 
     # --- upkeep ------------------------------------------------------------------------------------------------
 
-    def ensure_partitions(
-        self, days_ahead: int = partitions.AHEAD, days_behind: int = partitions.BEHIND
-    ) -> int:
+    def ensure_partitions(self, days_ahead: int = partitions.AHEAD, days_behind: int = 1) -> int:
         """Make the day partitions around today that are missing; return how many were made."""
         days = [partitions.today() + timedelta(days=n) for n in range(-days_behind, days_ahead + 1)]
         made = self._run(partitions.ensure, days)

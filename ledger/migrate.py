@@ -34,11 +34,11 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def ensure_partitions(connection: Connection) -> None:
-    """Make the day partitions from partitions.BEHIND days ago to partitions.AHEAD days from now."""
+    """Make the day partitions from yesterday to partitions.AHEAD days from now."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     today = partitions.today()
-    days = [today + timedelta(days=n) for n in range(-partitions.BEHIND, partitions.AHEAD + 1)]
+    days = [today + timedelta(days=n) for n in range(-1, partitions.AHEAD + 1)]
     with driver.cursor() as cursor:
         partitions.ensure(cursor, days)
     driver.commit()

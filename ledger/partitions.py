@@ -16,8 +16,8 @@ from headrace.ledger.database import Rows
 from headrace.ledger.tables import PARTITIONED, jobs
 
 AHEAD = 7
-# A producer may name ids of its own up to 30 days before their record.
-BEHIND = 31
+# A producer may name ids of its own up to 30 days before their record; those older days are made when they are met.
+REACH = 31
 CATCH_ALL = "named"
 # See 0001: room for updates in place.
 FILLFACTOR = {"jobs": 50, "attempts": 50, "results": 100}
@@ -53,7 +53,7 @@ def today() -> date:
 
 def within_reach(day: date) -> bool:
     """Whether a missing partition for this day may be made: others are too old, or in a future nobody lives in."""
-    return -BEHIND <= (day - today()).days <= AHEAD
+    return -REACH <= (day - today()).days <= AHEAD
 
 
 def existing(cursor: Rows) -> frozenset[date]:

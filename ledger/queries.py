@@ -63,9 +63,9 @@ def results_page(cursor: Rows, tenant: str, batch_id: str, after: UUID | None) -
 
 
 def _result(
-    id: UUID, run: int, custom_id: str | None, state: int, body: str | None, uri: str | None
+    id: UUID, run: int, custom_id: str | None, state: int, body: str, uri: str | None
 ) -> StoredResult:
-    return StoredResult(id, run, custom_id, STATES[state], None if body is None else body.encode(), uri)
+    return StoredResult(id, run, custom_id, STATES[state], body.encode(), uri)
 
 
 def rejections(cursor: Rows, tenant: str, batch_id: str) -> list[RejectionRow]:

@@ -7,7 +7,6 @@ it writes may be written again, so it commits offsets after the write and nothin
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -87,7 +86,7 @@ class Recorder:
         self._control = topics.control
         self._jobs_prefix = f"{topics.prefix}.jobs.v1."
         # Topics that begin with ^ are patterns.
-        self._topics = ["^" + re.escape(self._jobs_prefix).replace(r"\-", "-") + ".+", self._control]
+        self._topics = ["^" + self._jobs_prefix.replace(".", r"\.") + ".+", self._control]
         self._settings = {
             "bootstrap.servers": bootstrap,
             "group.id": group or f"{topics.prefix}.recorder",
@@ -115,7 +114,7 @@ class Recorder:
         messages, self._held = [*self._held, *consumer.consume(BULK, GATHER_S)], []
         bulk = self._read(messages)
         if bulk.behind and self._write(bulk, consumer, stop):
-            consumer.commit(offsets=bulk.offsets(), asynchronous=not stop.is_set())
+            consumer.commit(offsets=bulk.offsets(), asynchronous=True)  # close waits for it
 
     def _read(self, messages: Iterable[Message]) -> Bulk:
         bulk = Bulk()

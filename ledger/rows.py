@@ -72,12 +72,13 @@ class OutcomeRow:
     """How a job ended: its terminal state and the JobResult to keep.
 
     `attempt` is 0 for a job that ended without being started (expired, cancelled or invalid on arrival). `body` is
-    the encoded JobResult; where it is too large to keep, it is None and `uri`, `size` (in bytes) and `sha256` say where it is.
+    the encoded JobResult as it is published. Where an answer is too large for that, the JobResult refers to it, and
+    `uri`, `size` (in bytes) and `sha256` say where it is.
     """
 
     job: JobRow
     state: JobState
-    body: bytes | None
+    body: bytes
     run: int = 1
     attempt: int = 0
     prompt_tokens: int = 0
@@ -214,13 +215,13 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """A terminal job's result: `body` is the encoded JobResult, None where it is kept at `uri`."""
+    """A terminal job's result: `body` is the encoded JobResult, `uri` where an answer too large for it is kept."""
 
     id: UUID
     run: int
     custom_id: str | None
     state: JobState
-    body: bytes | None
+    body: bytes
     uri: str | None = None
 
 

@@ -42,7 +42,10 @@ def upgrade() -> None:
         sa.Column("src_partition", sa.Integer, nullable=False),
         sa.Column("src_offset", sa.BigInteger, nullable=False),
         sa.Column(
-            "state", sa.SmallInteger, nullable=False, comment="JobState.code; the view job_status spells it out"
+            "state",
+            sa.SmallInteger,
+            nullable=False,
+            comment="JobState.code; the view job_status spells it out",
         ),
         sa.Column("run", sa.Integer, nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False, comment="the latest of this run; 0: never started"),
@@ -66,8 +69,8 @@ def upgrade() -> None:
         "results",
         sa.Column("id", sa.Uuid, nullable=False),
         sa.Column("run", sa.Integer, nullable=False),
-        sa.Column("body", postgresql.JSONB, comment="the JobResult; null where it is kept at uri"),
-        sa.Column("uri", sa.Text),
+        sa.Column("body", postgresql.JSONB, nullable=False, comment="the JobResult"),
+        sa.Column("uri", sa.Text, comment="where an answer too large for the body is kept"),
         sa.Column("bytes", sa.BigInteger),
         sa.Column("sha256", sa.LargeBinary),
         sa.Column("error", sa.Text, comment="the message that goes with jobs.error_code"),
@@ -80,11 +83,17 @@ def upgrade() -> None:
         sa.Column("run", sa.Integer, nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False),
         sa.Column("worker", sa.Text, nullable=False),
-        sa.Column("group_size", sa.Integer, nullable=False, comment="0: ordinary; else suspects that ran together"),
+        sa.Column(
+            "group_size", sa.Integer, nullable=False, comment="0: ordinary; else suspects that ran together"
+        ),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.text("now()")),
         _time("ended_at"),
         sa.Column(
-            "died", sa.Boolean, nullable=False, server_default=sa.text("false"), comment="its engine died under it"
+            "died",
+            sa.Boolean,
+            nullable=False,
+            server_default=sa.text("false"),
+            comment="its engine died under it",
         ),
         sa.PrimaryKeyConstraint("id", "run", "attempt", name="attempts_pkey"),
         postgresql_partition_by="RANGE (id)",

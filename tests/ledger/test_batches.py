@@ -1,0 +1,125 @@
+"""Batches, from their opening to their completion, and the views that show them."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import permutations
+
+import pytest
+from rows import attempt, job, jobs, outcome, rejection
+
+from headrace.ledger import BatchState, Ledger
+from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, JobState, uuid7
+
+OPENED = BatchOpened(tenant="acme", batch_id="b1", input_ref="s3://in", metadata={"team": "search"})
+CLOSED = BatchClosed(tenant="acme", batch_id="b1", expected=3)
+
+
+def batch_state(ledger: Ledger) -> BatchState:
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    return batch.state
+
+
+def test_an_unknown_batch_is_none(ledger: Ledger) -> None:
+    assert ledger.batch("acme", "b1") is None
+
+
+def test_a_batch_is_complete_when_closed_and_all_it_expects_has_ended(ledger: Ledger) -> None:
+    one, two = jobs(2)
+    ledger.apply_control([OPENED])
+    ledger.record([one, two], [rejection()])
+    assert batch_state(ledger) is BatchState.OPEN
+    ledger.finish([outcome(one)])
+    ledger.apply_control([CLOSED])
+    assert batch_state(ledger) is BatchState.CLOSED
+    ledger.finish([outcome(two, JobState.FAILED)])
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert batch.complete
+    assert batch.done == 3
+
+
+def test_a_batch_that_was_never_closed_is_not_complete(ledger: Ledger) -> None:
+    ledger.apply_control([OPENED])
+    ledger.finish([outcome(row) for row in jobs(3)])
+    assert batch_state(ledger) is BatchState.OPEN
+
+
+def test_an_empty_batch_is_complete_once_closed(ledger: Ledger) -> None:
+    ledger.apply_control([BatchClosed(tenant="acme", batch_id="b1", expected=0)])
+    assert batch_state(ledger) is BatchState.COMPLETE
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_messages_and_jobs_may_come_in_any_order(ledger: Ledger, order: tuple[int, ...]) -> None:
+    rows = jobs(3)
+    steps = [
+        lambda: ledger.apply_control([OPENED]),
+        lambda: ledger.apply_control([CLOSED]),
+        lambda: ledger.finish([outcome(row) for row in rows]),
+    ]
+    for step in order:
+        steps[step]()
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert batch.state is BatchState.COMPLETE
+    assert (batch.expected, batch.succeeded) == (3, 3)
+    assert batch.opened_at is not None
+
+
+def test_repeated_messages_change_nothing(ledger: Ledger) -> None:
+    ledger.apply_control([OPENED, CLOSED])
+    before = ledger.batch("acme", "b1")
+    other = BatchClosed(tenant="acme", batch_id="b1", expected=9, closed_at=datetime.now(UTC))
+    ledger.apply_control([OPENED, CLOSED, OPENED, other])
+    assert ledger.batch("acme", "b1") == before
+
+
+def test_a_cancelled_batch_shows_until_its_jobs_have_ended(ledger: Ledger) -> None:
+    rows = jobs(3)
+    ledger.record(rows)
+    ledger.apply_control([CLOSED, CancelBatch(tenant="acme", batch_id="b1")])
+    assert batch_state(ledger) is BatchState.CANCELLING
+    ledger.finish([outcome(row, JobState.CANCELLED, attempt=0) for row in rows])
+    assert batch_state(ledger) is BatchState.COMPLETE
+
+
+def test_results_are_read_in_pages_in_id_order(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.ledger.queries.PAGE", 3)
+    rows = jobs(10)
+    ledger.finish([outcome(row) for row in rows[:8]])
+    ledger.record(rows[8:])
+    ended = sorted(row.id for row in rows[:8])
+    assert [result.id for result in ledger.results("acme", "b1")] == ended
+    assert [result.id for result in ledger.results("acme", "b1", after=ended[4])] == ended[5:]
+    assert list(ledger.results("acme", "b2")) == []
+
+
+def test_the_backlog_of_each_tier_is_told_with_its_oldest_minute(ledger: Ledger) -> None:
+    now = datetime.now(UTC).replace(second=30, microsecond=0)
+    old = job(submitted_at=now - timedelta(minutes=5))
+    running = job(submitted_at=now - timedelta(minutes=9))
+    ledger.record([old, running, job(submitted_at=now), job(tier="bulk", submitted_at=now)])
+    ledger.begin([attempt(running)])
+    bulk, standard = ledger.backlog()
+    assert (bulk.tier, bulk.queued, bulk.running) == ("bulk", 1, 0)
+    assert (standard.tier, standard.queued, standard.running) == ("standard", 2, 1)
+    assert standard.oldest == (now - timedelta(minutes=5)).replace(second=0)
+    ledger.finish([outcome(old), outcome(running)])
+    assert ledger.backlog()[1].oldest == now.replace(second=0)
+
+
+def test_draining_forgets_minutes_that_are_over_and_nothing_else(ledger: Ledger) -> None:
+    hours = timedelta(hours=2)
+    over = [job(submitted_at=datetime.now(UTC) - hours, tier="bulk") for _ in range(3)]
+    waits = job(submitted_at=datetime.now(UTC) - hours)
+    ledger.record([waits])
+    ledger.finish([outcome(row) for row in over])
+    assert len(ledger.backlog()) == 2
+    ledger.drain()
+    (left,) = ledger.backlog()
+    assert (left.tier, left.queued) == ("standard", 1)
+
+
+def test_an_unknown_job_is_none(ledger: Ledger) -> None:
+    assert ledger.job(uuid7()) is None
+    assert ledger.result(uuid7()) is None

@@ -1,0 +1,71 @@
+"""What a worker learns of the records that arrived."""
+
+import pytest
+from rows import attempt, body, job, jobs, named, outcome
+
+from headrace.ledger import Ledger
+from headrace.schemas import BatchOpened, CancelBatch, CancelJob, JobResult, JobState
+
+
+def test_an_absent_job_is_answered_for(ledger: Ledger) -> None:
+    row = job()
+    seen = ledger.lookup([row], "w1")[row.id]
+    assert (seen.state, seen.run, seen.attempt, seen.cancelled, seen.result) == (None, 1, 0, False, None)
+
+
+def test_each_state_is_told_with_its_content(ledger: Ledger) -> None:
+    queued, running, done = jobs(3)
+    ledger.record([queued])
+    ledger.begin([attempt(running)])
+    ledger.finish([outcome(done)])
+    seen = ledger.lookup([queued, running, done, queued], "w2")
+    assert [seen[row.id].state for row in (queued, running, done)] == [
+        JobState.QUEUED,
+        JobState.RUNNING,
+        JobState.SUCCEEDED,
+    ]
+    assert all(seen[row.id].content_sha == row.content_sha for row in (queued, running, done))
+    result = seen[done.id].result
+    assert result is not None
+    assert JobResult.decode(result) == JobResult.decode(body(done))
+    assert seen[queued.id].result is None
+
+
+@pytest.mark.parametrize("first", ["cancel", "job"])
+def test_a_cancelled_job_is_told_whichever_came_first(ledger: Ledger, first: str) -> None:
+    row, neighbour = named("x"), named("y")
+    cancel = CancelJob(tenant="acme", job_id="x")
+    if first == "job":
+        ledger.record([row, neighbour])
+    ledger.apply_control([cancel, cancel])
+    ledger.apply_control([cancel])
+    if first == "cancel":
+        ledger.record([row, neighbour])
+    seen = ledger.lookup([row, neighbour], "w1")
+    assert seen[row.id].cancelled
+    assert not seen[neighbour.id].cancelled
+
+
+def test_a_cancelled_batch_is_told_before_its_jobs_have_rows(ledger: Ledger) -> None:
+    row, other, nobodys = job(), job(batch_id="b2"), job(batch_id=None)
+    theirs = job(tenant="other")
+    ledger.apply_control([CancelBatch(tenant="acme", batch_id="b1")])
+    seen = ledger.lookup([row, other, nobodys, theirs], "w1")
+    assert [seen[each.id].cancelled for each in (row, other, nobodys, theirs)] == [True, False, False, False]
+
+
+def test_pending_cancels_name_jobs_that_still_run(ledger: Ledger) -> None:
+    by_id, by_batch, ended, free = job(), job(batch_id="b2"), job(batch_id="b2"), job()
+    ledger.begin([attempt(row) for row in (by_id, by_batch, ended, free)])
+    ledger.finish([outcome(ended)])
+    ledger.apply_control([CancelJob(tenant="acme", id=by_id.id), CancelBatch(tenant="acme", batch_id="b2")])
+    held = [row.id for row in (by_id, by_batch, ended, free)]
+    assert ledger.pending_cancels(held) == {by_id.id, by_batch.id}
+    assert ledger.pending_cancels([]) == set()
+
+
+def test_a_batchs_deadline_is_told(ledger: Ledger) -> None:
+    row = job()
+    expires = row.submitted_at
+    ledger.apply_control([BatchOpened(tenant="acme", batch_id="b1", expires_at=expires)])
+    assert ledger.lookup([row], "w1")[row.id].expires_at == expires
