@@ -76,15 +76,20 @@ def _decode_attention_kernel(
         table_ptr = block_tables_ptr + slot * table_stride
         k_head_ptr = k_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
         v_head_ptr = v_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+        keys = key_start + tl.arange(0, BLOCK_N)
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < key_end, other=0).to(tl.int64)
         for start in range(key_start, key_end, BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             inside = keys < key_end
-            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-            offsets = (
-                block[:, None] * block_stride + (keys % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
-            )
+            within = (keys % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
+            offsets = block[:, None] * block_stride + within
             k = tl.load(k_head_ptr + offsets, mask=inside[:, None] & column_mask, other=0.0)
             v = tl.load(v_head_ptr + offsets, mask=inside[:, None] & column_mask, other=0.0)
+            # Blocks are looked up one tile ahead: so the loads of k and v depend on no other load of their
+            # iteration, and the compiler can keep several tiles of them in flight.
+            keys += BLOCK_N
+            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < key_end, other=0).to(tl.int64)
+
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
             scores = tl.where(inside[None, :], scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=1))

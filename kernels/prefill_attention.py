@@ -23,11 +23,18 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def _blocks_of(table_ptr, keys, key_end, BLOCK_SIZE: tl.constexpr):
+    """The cache blocks that hold some keys."""
+    return tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < key_end, other=0).to(tl.int64)
+
+
+@triton.jit
 def _attend_tile(
     q,  # [BLOCK_M, BLOCK_D]
     accumulated,  # [BLOCK_M, BLOCK_D] fp32
     total,  # [BLOCK_M] fp32, the running sum of exponentials
     highest,  # [BLOCK_M] fp32, the running maximum, in base 2
+    block,  # [BLOCK_N] int64, the cache block of each of this tile's keys
     key_start,
     key_end,
     positions,  # [BLOCK_M]
@@ -42,24 +49,25 @@ def _attend_tile(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Fold BLOCK_N keys into the running softmax."""
+    """Fold BLOCK_N keys into the running softmax. Returns the running values and the next tile's blocks.
+
+    Blocks are looked up one tile ahead: so the loads of k and v depend on no other load of their iteration, and the
+    compiler can keep several tiles of them in flight.
+    """
     keys = key_start + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_D)
-    offsets = (keys % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
+    offsets = block[:, None] * block_stride + (keys % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
     if MASKED:
-        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < key_end, other=0)
         mask = (keys < key_end)[:, None] & (columns < HEAD_DIM)[None, :]
-        k = tl.load(k_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
-        v = tl.load(v_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
+        k = tl.load(k_head_ptr + offsets, mask=mask, other=0.0)
+        v = tl.load(v_head_ptr + offsets, mask=mask, other=0.0)
     elif BLOCK_D != HEAD_DIM:
-        block = tl.load(table_ptr + keys // BLOCK_SIZE)
-        mask = (columns < HEAD_DIM)[None, :]
-        k = tl.load(k_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
-        v = tl.load(v_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets, mask=mask, other=0.0)
+        k = tl.load(k_head_ptr + offsets, mask=(columns < HEAD_DIM)[None, :], other=0.0)
+        v = tl.load(v_head_ptr + offsets, mask=(columns < HEAD_DIM)[None, :], other=0.0)
     else:
-        block = tl.load(table_ptr + keys // BLOCK_SIZE)
-        k = tl.load(k_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets)
-        v = tl.load(v_head_ptr + block.to(tl.int64)[:, None] * block_stride + offsets)
+        k = tl.load(k_head_ptr + offsets)
+        v = tl.load(v_head_ptr + offsets)
+    block = _blocks_of(table_ptr, keys + BLOCK_N, key_end, BLOCK_SIZE)
 
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
@@ -71,7 +79,7 @@ def _attend_tile(
     total = total * shrink + tl.sum(weights, axis=1)
     accumulated = accumulated * shrink[:, None]
     accumulated = tl.dot(weights.to(v.dtype), v, accumulated, input_precision="ieee")
-    return accumulated, total, new_highest
+    return accumulated, total, new_highest, block
 
 
 # Batch sizes change from step to step: neither they nor where a slice of a buffer starts may ask for a compilation.
@@ -147,14 +155,15 @@ def _prefill_attention_kernel(
     accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    block = _blocks_of(table_ptr, tl.arange(0, BLOCK_N), key_end, BLOCK_SIZE)
     for start in range(0, unmasked_end, BLOCK_N):
-        accumulated, total, highest = _attend_tile(
-            q, accumulated, total, highest, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
+        accumulated, total, highest, block = _attend_tile(
+            q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
             block_stride, scale_log2, False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     for start in range(unmasked_end, key_end, BLOCK_N):
-        accumulated, total, highest = _attend_tile(
-            q, accumulated, total, highest, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
+        accumulated, total, highest, block = _attend_tile(
+            q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
             block_stride, scale_log2, True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
 

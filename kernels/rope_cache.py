@@ -92,22 +92,21 @@ def _rope_cache_kernel(
     tl.store(q_row + half, second.to(dtype), mask=mask)
 
     if slot >= 0:
-        heads = tl.arange(0, KV_HEADS)[:, None]
-        mask = (heads < num_kv_heads) & (columns < half)
-        offsets = heads * HEAD_DIM + columns
-        k_row = qkv_row + num_heads * HEAD_DIM + offsets
-        first, second = _norm_and_rotate(k_row, k_norm_ptr, cos, sin, mask, half, eps, HAS_NORM, HALF)
+        kv_heads = tl.arange(0, KV_HEADS)[:, None]
+        kv_mask = (kv_heads < num_kv_heads) & (columns < half)
+        k_row = qkv_row + (num_heads + kv_heads) * HEAD_DIM + columns
+        k_first, k_second = _norm_and_rotate(k_row, k_norm_ptr, cos, sin, kv_mask, half, eps, HAS_NORM, HALF)
         v_row = k_row + num_kv_heads * HEAD_DIM
-        v_first = tl.load(v_row, mask=mask, other=0.0)
-        v_second = tl.load(v_row + half, mask=mask, other=0.0)
+        v_first = tl.load(v_row, mask=kv_mask, other=0.0)
+        v_second = tl.load(v_row + half, mask=kv_mask, other=0.0)
 
         target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * HEAD_DIM
-        cached = target + heads * (BLOCK_SIZE * HEAD_DIM) + columns
+        cached = target + kv_heads * (BLOCK_SIZE * HEAD_DIM) + columns
         kv_dtype = k_cache_ptr.dtype.element_ty
-        tl.store(k_cache_ptr + cached, first.to(kv_dtype), mask=mask)
-        tl.store(k_cache_ptr + cached + half, second.to(kv_dtype), mask=mask)
-        tl.store(v_cache_ptr + cached, v_first.to(kv_dtype), mask=mask)
-        tl.store(v_cache_ptr + cached + half, v_second.to(kv_dtype), mask=mask)
+        tl.store(k_cache_ptr + cached, k_first.to(kv_dtype), mask=kv_mask)
+        tl.store(k_cache_ptr + cached + half, k_second.to(kv_dtype), mask=kv_mask)
+        tl.store(v_cache_ptr + cached, v_first.to(kv_dtype), mask=kv_mask)
+        tl.store(v_cache_ptr + cached + half, v_second.to(kv_dtype), mask=kv_mask)
 
 
 def rope_and_cache(

@@ -1,0 +1,70 @@
+"""Decode attention: bytes of K and V read, against the copy bandwidth.  python bench/kernels/decode_attention.py"""
+
+import argparse
+import itertools
+
+import torch
+from timing import copies_for, report_bandwidth, seconds_per_call
+
+from headrace.kernels import decode_attention as module
+
+BLOCK_SIZE = 32
+
+# rows, keys a row (a pair: spread evenly between the two), query heads, key heads, head size
+CASES = [
+    (256, 1024, 32, 8, 128),
+    (8, 32768, 32, 8, 128),
+    (1024, 512, 16, 8, 128),
+    (256, (64, 2048), 32, 8, 128),
+    (1024, (16, 1024), 16, 8, 128),
+    (64, 1024, 32, 8, 128),
+    (1, 8192, 32, 8, 128),
+    (256, 1024, 28, 4, 128),
+    (512, 1024, 9, 3, 64),
+    (256, 1024, 32, 32, 96),
+]
+SWEPT = [
+    module._Tile(keys, warps, stages)
+    for keys, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5))
+    if keys * stages <= 320 and keys >= warps * 8
+]
+
+
+def measure(case: tuple) -> tuple[float, int]:
+    """Seconds a call and bytes of K and V that a call must read."""
+    rows, keys, num_heads, kv_heads, head_dim = case
+    least, most = keys if isinstance(keys, tuple) else (keys, keys)
+    lens = torch.linspace(least, most, rows).int()[torch.randperm(rows)]
+    pages = (lens + BLOCK_SIZE - 1) // BLOCK_SIZE
+    num_blocks = int(pages.sum())
+    num_bytes = int(lens.sum()) * kv_heads * head_dim * 4
+    tables = torch.zeros(rows, int(pages.max()), dtype=torch.int32)
+    order, first = torch.randperm(num_blocks).int(), 0
+    for row, count in enumerate(pages.tolist()):
+        tables[row, :count] = order[first : first + count]
+        first += count
+    tables, lens, slots = tables.cuda(), lens.cuda(), torch.arange(rows, dtype=torch.int32, device="cuda")
+    calls = []
+    for _ in range(copies_for(num_bytes)):
+        k, v = torch.randn(2, num_blocks, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device="cuda")
+        q = torch.randn(rows, num_heads, head_dim, dtype=torch.bfloat16, device="cuda")
+        arguments = (q, k, v, tables, slots, lens, most, head_dim**-0.5, torch.empty_like(q))
+        calls.append(lambda arguments=arguments: module.decode_attention(*arguments))
+    return seconds_per_call(calls), num_bytes
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
+    chosen = parser.parse_args()
+    torch.manual_seed(0)
+    for case in CASES if not chosen.sweep else CASES[: chosen.sweep]:
+        for tile in SWEPT if chosen.sweep else [module._tile(case[4], 2)]:
+            module._tile = lambda *_, tile=tile: tile
+            name = "rows {} keys {} heads {}/{}/{}".format(*case) + f" {tuple(tile)}"
+            try:
+                seconds, num_bytes = measure(case)
+            except Exception as error:
+                print(f"{name}: {type(error).__name__}")
+                continue
+            report_bandwidth(name, num_bytes, seconds)

@@ -1,0 +1,67 @@
+"""Prefill attention: FLOPs of the visible keys, against the bf16 matrix rate.  python bench/kernels/prefill_attention.py"""
+
+import argparse
+import itertools
+
+import torch
+from timing import report_rate, seconds_per_call
+
+from headrace.kernels import prefill_attention as module
+
+BLOCK_SIZE = 32
+
+# rows, query tokens, keys in all (cached ones included), query heads, key heads, head size
+CASES = [
+    (1, 8192, 8192, 32, 8, 128),
+    (16, 512, 512, 32, 8, 128),
+    (1, 1024, 1024, 32, 8, 128),
+    (1, 4096, 4096, 32, 8, 128),
+    (1, 16384, 16384, 32, 8, 128),
+    (1, 2048, 16384, 32, 8, 128),
+    (64, 128, 1024, 16, 8, 128),
+    (8, 1024, 1024, 16, 8, 128),
+    (8, 1024, 1024, 9, 3, 64),
+    (4, 2048, 2048, 32, 32, 96),
+]
+SWEPT = [
+    module._Tile(pairs, keys, warps, stages)
+    for pairs, keys, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))
+    if (pairs == 128) == (warps == 8) and keys * stages <= 256
+]
+
+
+def measure(case: tuple) -> tuple[float, float]:
+    """Seconds a call and floating-point operations that a call must do."""
+    rows, queries, keys, num_heads, kv_heads, head_dim = case
+    pages = keys // BLOCK_SIZE
+    tables = torch.randperm(rows * pages).int().view(rows, pages).cuda()
+    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+    starts = torch.arange(0, rows * queries + 1, queries, dtype=torch.int32, device="cuda")
+    lens = torch.full((rows,), keys, dtype=torch.int32, device="cuda")
+    calls = []
+    for _ in range(2):
+        k, v = torch.randn(
+            2, rows * pages, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device="cuda"
+        )
+        q = torch.randn(rows * queries, num_heads, head_dim, dtype=torch.bfloat16, device="cuda")
+        arguments = (q, k, v, tables, slots, starts, lens, queries, head_dim**-0.5, torch.empty_like(q))
+        calls.append(lambda arguments=arguments: module.prefill_attention(*arguments))
+    visible = rows * sum(range(keys - queries + 1, keys + 1))
+    return seconds_per_call(calls), 4.0 * num_heads * head_dim * visible
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
+    chosen = parser.parse_args()
+    torch.manual_seed(0)
+    for case in CASES if not chosen.sweep else CASES[: chosen.sweep]:
+        for tile in SWEPT if chosen.sweep else [module._tile(case[5], 2)]:
+            module._tile = lambda *_, tile=tile: tile
+            name = "rows {} x {} of {} heads {}/{}/{}".format(*case) + f" {tuple(tile)}"
+            try:
+                seconds, flops = measure(case)
+            except Exception as error:
+                print(f"{name}: {type(error).__name__}")
+                continue
+            report_rate(name, flops, seconds)
