@@ -72,9 +72,10 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield shlex.split(match[1], comments=True)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/operations.md", "docs/messages.md", "docs/ledger.md"])
-def test_commands_shown_exist_with_the_options_shown(name: str) -> None:
-    for _, *words in commands(ROOT / name):
+@pytest.mark.parametrize("path", MARKDOWN, ids=named)
+def test_commands_shown_exist_with_the_options_shown(path: Path) -> None:
+    name = named(path)
+    for _, *words in commands(path):
         command: Any = typer.main.get_command(app)
         while hasattr(command, "commands"):
             assert words, f"{name} shows a command that is not whole"
