@@ -92,7 +92,8 @@ def generate(
     """Run every line of ``in_path`` and append each result to ``out_path`` when it ends, in no particular order.
 
     At most ``max_in_flight`` lines are in memory. ``on_progress`` is called after each batch of results. ``stop``
-    ends the run early: what is still running is aborted and left without a result, so that resuming runs it.
+    ends the run early: what is still running is aborted and left without a result, so that resuming runs it. Without
+    a seed of its own, a line's sampling is seeded by its number.
 
     Raises OSError for files that cannot be used (see ResultFile) and EngineDead; the output is valid in any case.
     """

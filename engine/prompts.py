@@ -24,13 +24,13 @@ def prompt_ids(
             if request.prompt is not None:
                 plain[place] = request.prompt
             elif request.messages is not None:
-                rendered[place] = tokenizer.render_chat(request.messages)
-                check_text(rendered[place], "messages", limits)
+                text = tokenizer.render_chat(request.messages)
+                check_text(text, "messages", limits)
+                rendered[place] = text
             else:
                 results[place] = list(request.prompt_token_ids or ())
         except InvalidRequest as error:
             results[place] = error
-            rendered.pop(place, None)
     for texts, encode in ((plain, tokenizer.encode_many), (rendered, tokenizer.encode_rendered)):
         for place, ids in zip(texts, encode(list(texts.values())), strict=True):
             results[place] = ids

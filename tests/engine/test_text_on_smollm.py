@@ -44,6 +44,7 @@ def test_stop_strings_cut_real_text_where_it_would_have_said_them(engine: LocalT
     plain = run(engine, [TextRequest(p, prompt=p, sampling=GREEDY) for p in PROMPTS])
     texts = {p: plain[p].choices[0].text for p in PROMPTS}
     stops = {p: text[n : n + 4] for p, text in texts.items() for n in [len(text) // 2]}
+    stops[PROMPTS[1]] = texts[PROMPTS[1]][:3]
     cut = run(
         engine, [TextRequest(p, prompt=p, sampling=GREEDY, stop=("\0never", stops[p])) for p in PROMPTS]
     )
@@ -51,6 +52,7 @@ def test_stop_strings_cut_real_text_where_it_would_have_said_them(engine: LocalT
         choice = cut[p].choices[0]
         assert choice.text == texts[p].partition(stops[p])[0]
         assert (choice.finish_reason, choice.stop_reason) == (FinishReason.STOP, stops[p])
+        assert (choice.token_ids == []) == (choice.text == "")
         assert choice.token_ids == plain[p].choices[0].token_ids[: len(choice.token_ids)]
 
 
