@@ -36,7 +36,7 @@ class Usage(BaseModel):
 class Choice(BaseModel):
     """One answer."""
 
-    index: int = 0
+    index: int = Field(default=0, description="Which answer, from 0.")
     text: str = Field(description="The answer. A character that JSON stores cannot hold is U+FFFD.")
     finish_reason: str = Field(description='Why it ended: "stop" or "length".')
     stop_reason: str | int | None = Field(
@@ -64,9 +64,11 @@ class Timings(BaseModel):
 class JobError(BaseModel):
     """Why a job did not succeed: a stable code, a sentence for people, the path of the field at fault."""
 
-    code: str
-    message: str
-    param: str | None = None
+    code: str = Field(description="One of the codes below.")
+    message: str = Field(description="What is wrong, and what is allowed.")
+    param: str | None = Field(
+        default=None, description="The dotted path of the field at fault, if there is one."
+    )
 
 
 class JobResult(BaseModel):
@@ -74,23 +76,25 @@ class JobResult(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(default=SCHEMA_VERSION, description="1.")
     id: UUID = Field(description="The job's key. Drop duplicates by (id, run).")
-    tenant: str = "default"
+    tenant: str = Field(default="default", description="As the producer wrote it, or `default`.")
     job_id: str | None = Field(default=None, description="As the producer wrote it.")
-    batch_id: str | None = None
-    custom_id: str | None = None
+    batch_id: str | None = Field(default=None, description="As the producer wrote it.")
+    custom_id: str | None = Field(default=None, description="As the producer wrote it.")
     model: str | None = Field(default=None, description="The model that answered.")
-    kind: JobKind = JobKind.COMPLETION
+    kind: JobKind = Field(
+        default=JobKind.COMPLETION, description="`chat` for a job with messages, else `completion`."
+    )
     run: int = Field(default=1, description="1, and one more each time that the job was reopened.")
     attempt: int = Field(
         default=1, description="How many times this run was given to an engine, this one included."
     )
     state: JobState = Field(description="A terminal state.")
-    choices: list[Choice] = Field(default_factory=list)
-    usage: Usage = Field(default_factory=Usage)
-    timings: Timings = Field(default_factory=Timings)
-    error: JobError | None = None
+    choices: list[Choice] = Field(default_factory=list, description="The answers; none unless succeeded.")
+    usage: Usage = Field(default_factory=Usage, description="What it cost.")
+    timings: Timings = Field(default_factory=Timings, description="When, and how long.")
+    error: JobError | None = Field(default=None, description="Why it did not succeed.")
     worker: str | None = Field(default=None, description="The worker that wrote this result.")
     metadata: dict[str, str] = Field(default_factory=dict, description="As the producer wrote it.")
 
