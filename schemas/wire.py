@@ -61,11 +61,11 @@ def _json_type(value: object) -> str:
 def dump(value: Any) -> bytes:
     """JSON that Kafka's readers and Postgres' jsonb both take, whatever strings and numbers are in ``value``."""
     try:
-        data = orjson.dumps(value)
+        data = orjson.dumps(value, option=orjson.OPT_UTC_Z)
     except (orjson.JSONEncodeError, RecursionError):
-        return orjson.dumps(clean_json(value))
+        return orjson.dumps(clean_json(value), option=orjson.OPT_UTC_Z)
     # An escaped backslash before u0000 matches as well; cleaning leaves that alone.
-    return orjson.dumps(clean_json(value)) if b"\\u0000" in data else data
+    return orjson.dumps(clean_json(value), option=orjson.OPT_UTC_Z) if b"\\u0000" in data else data
 
 
 def clean_text(text: str) -> str:
