@@ -30,6 +30,8 @@ class StepPlan:
     sample_rows: [K] rows whose last token's logits are sampled. epochs: [K] epoch of their slots, to tell a slot's
     tenants apart when the tokens come back.
     table_slots, table_index, table_blocks: [U] block-table entries to set before the step.
+    group_start, group_rows, group_keys: [G] runs of decode rows that share their first ``group_keys`` keys (whole
+    blocks): attention may read those once for the run.
     sampling: lines to set in the slot table before the step. all_greedy, no_filters: what the sampler may skip.
     """
 
@@ -44,6 +46,9 @@ class StepPlan:
     table_slots: Ints
     table_index: Ints
     table_blocks: Ints
+    group_start: Ints
+    group_rows: Ints
+    group_keys: Ints
     sampling: SamplingRows
     all_greedy: bool
     no_filters: bool

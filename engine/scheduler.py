@@ -25,6 +25,12 @@ LOOKAHEAD = 64
 """Waiting sequences that may be passed over in one step because a running one is filling their prefix."""
 
 
+LEAST_SHARERS, LEAST_SHARED_BLOCKS = 4, 8
+"""Decode rows attend to a shared prefix together when at least so many share at least so many blocks."""
+
+_NONE: Ints = np.empty(0, np.int32)
+
+
 @dataclass(slots=True)
 class StepOutput:
     """What one or more steps brought: new tokens of ``stream`` requests (id, ids), and requests that ended."""
@@ -95,6 +101,7 @@ class Scheduler:
         self._leavers: dict[tuple[int, int], Sequence] = {}
         self._updates = _TableUpdates()
         self._seated: list[Sequence] = []
+        self._regroup = False
         self._ended = StepOutput()
         self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated = 0
@@ -206,7 +213,7 @@ class Scheduler:
         """Slots that feed a single token, each with a block to write it to; the least urgent make way if blocks end."""
         s = self.slots
         while True:
-            ready = s.active & (s.known - s.computed == 1) & (s.known < s.limit)
+            ready = s.active & (s.computed >= s.prefill) & (s.computed < s.known) & (s.known < s.limit)
             rows = np.flatnonzero(ready).astype(np.int32)
             short = rows[s.computed[rows] >= s.num_blocks[rows] * self.block_size]
             if len(short) <= self.pool.available:
@@ -234,7 +241,7 @@ class Scheduler:
     def _partial_prefills(self) -> list[int]:
         """Slots whose prompt is not fully computed, most urgent first."""
         s = self.slots
-        partial = np.flatnonzero(s.active & (s.known - s.computed > 1)).tolist()
+        partial = np.flatnonzero(s.active & (s.computed < s.prefill)).tolist()
         return sorted(partial, key=lambda slot: self._at(slot).urgency)
 
     def _chunk(self, slot: int, chunks: _Chunks) -> None:
@@ -244,7 +251,7 @@ class Scheduler:
         """
         s, size = self.slots, self.block_size
         start = int(s.computed[slot])
-        length = min(int(s.known[slot]) - start, chunks.budget)
+        length = min(int(s.prefill[slot]) - start, chunks.budget)
         if length <= 0:
             return
         chunks.budget -= length
@@ -304,6 +311,7 @@ class Scheduler:
             np.full(len(blocks), slot, np.int32), np.arange(len(blocks), dtype=np.int32), blocks
         )
         seq.status = SequenceStatus.RUNNING
+        self._regroup = True
         if self.prefix_cache:
             seq.nodes, seq.tail = [None] * len(shared), parent
             self._grow_nodes(seq, len(seq.tokens) // size, seq.tokens, ready=False)
@@ -341,6 +349,7 @@ class Scheduler:
     def _plan(self, decodes: Ints, slots: Ints, lens: Ints) -> StepPlan:
         """Lay the step out as arrays, single-token rows first, and move the slots' counters past it."""
         s = self.slots
+        decodes, groups = self._by_prefix(decodes)
         slots = np.concatenate([decodes, slots[lens == 1], slots[lens > 1]])
         num_decodes = len(decodes) + int(np.count_nonzero(lens == 1))
         lens = np.concatenate([np.ones(num_decodes, np.int32), lens[lens > 1]])
@@ -371,10 +380,45 @@ class Scheduler:
             table_slots=_joined(updates.slots),
             table_index=_joined(updates.index),
             table_blocks=_joined(updates.blocks),
+            group_start=groups[0],
+            group_rows=groups[1],
+            group_keys=groups[2],
             sampling=_sampling_rows(seated),
             all_greedy=bool(s.greedy[sampled].all()),
             no_filters=not s.filtered[sampled].any(),
         )
+
+    def _by_prefix(self, decodes: Ints) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
+        """Decode rows ordered so that sharers of a long prefix stand together, and those runs: start, rows, keys.
+
+        A block that n running sequences hold is the same n sequences' common prefix up to it, so the counts of
+        references along a row's table say how far it shares with how many.
+        """
+        s = self.slots
+        if not self.prefix_cache or len(decodes) < LEAST_SHARERS:
+            return decodes, (_NONE, _NONE, _NONE)
+        if self._regroup:
+            self._regroup = False
+            rows = np.flatnonzero(s.active).astype(np.int32)
+            width = int(s.num_blocks[rows].max())
+            held = np.arange(width) < s.num_blocks[rows, None]
+            tables = s.block_tables[rows, :width]
+            shared = held & (self.pool.references()[tables] >= LEAST_SHARERS)
+            depth = np.logical_and.accumulate(shared, axis=1).sum(1, dtype=np.int32)
+            depth[depth < LEAST_SHARED_BLOCKS] = 0
+            s.shared_blocks[rows] = depth
+            s.prefix_of[rows] = np.where(
+                depth > 0, tables[np.arange(len(rows)), np.maximum(depth - 1, 0)], -1
+            )
+        prefix = s.prefix_of[decodes]
+        order = np.argsort(prefix, kind="stable")
+        decodes, prefix = decodes[order], prefix[order]
+        start: Ints = np.flatnonzero(np.diff(prefix, prepend=-1)).astype(np.int32)
+        sharers: Ints = np.diff(start, append=len(decodes)).astype(np.int32)
+        many = sharers >= LEAST_SHARERS
+        start, sharers = start[many], sharers[many]
+        keys: Ints = s.shared_blocks[decodes[start]] * np.int32(self.block_size)
+        return decodes, (start, sharers, keys)
 
     # -- making way ---------------------------------------------------------------------------------------------
 
@@ -434,6 +478,7 @@ class Scheduler:
                     self.tree.forget(node.block)
             self._grow_nodes(seq, full, s.tokens[slot], ready=True)
         seq.nodes = []
+        self._regroup = True
         s.vacate(seq)
         self.pool.release(blocks)
 

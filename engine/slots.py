@@ -12,7 +12,7 @@ class Slots:
     """S slots, each empty or the home of one running sequence. Field names are those of the arrays.
 
     A token is *known* once it exists (sampled, perhaps not read back), *computed* once a scheduled step writes its KV,
-    *retired* once the host has read it.
+    *retired* once the host has read it. The first ``prefill`` tokens were there when the sequence was seated.
     """
 
     def __init__(self, max_slots: int, max_context: int, block_size: int) -> None:
@@ -22,6 +22,7 @@ class Slots:
         self.active = np.zeros(max_slots, dtype=bool)
         self.epoch = np.zeros(max_slots, dtype=np.int32)
         self.known = np.zeros(max_slots, dtype=np.int32)
+        self.prefill = np.zeros(max_slots, dtype=np.int32)
         self.computed = np.zeros(max_slots, dtype=np.int32)
         self.retired = np.zeros(max_slots, dtype=np.int32)
         self.limit = np.zeros(max_slots, dtype=np.int32)
@@ -34,6 +35,8 @@ class Slots:
         self.filtered = np.zeros(max_slots, dtype=bool)
         self.priority = np.zeros(max_slots, dtype=np.int32)
         self.arrival = np.zeros(max_slots, dtype=np.int64)
+        self.shared_blocks = np.zeros(max_slots, dtype=np.int32)
+        self.prefix_of = np.full(max_slots, -1, dtype=np.int32)
         self.stop_ids = np.full((max_slots, MAX_STOP_IDS), -1, dtype=np.int32)
         self.block_tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
         self.tokens = np.empty((max_slots, max_context), dtype=np.int32)
@@ -57,11 +60,12 @@ class Slots:
         self.sequence[slot] = seq
         self.active[slot] = True
         self.epoch[slot] += 1
-        self.known[slot] = self.retired[slot] = length
+        self.prefill[slot] = self.known[slot] = self.retired[slot] = length
         self.computed[slot] = 0
         self.in_flight[slot] = 0
         self.limit[slot] = seq.limit
         self.num_blocks[slot] = 0
+        self.prefix_of[slot] = -1
         self.no_stop_before[slot] = seq.prompt_len + params.min_tokens
         self.stream[slot] = seq.request.stream
         self.unsampled[slot] = True

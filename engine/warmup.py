@@ -60,6 +60,9 @@ def _plan(query_lens: Sequence[int], temperature: float = 1.0, top_p: float = 1.
         table_slots=none,
         table_index=none,
         table_blocks=none,
+        group_start=none,
+        group_rows=none,
+        group_keys=none,
         sampling=SamplingRows(
             slots=rows[:1],
             temperature=np.full(1, temperature, np.float32),

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symbolic_executor import SymbolicExecutor, expected
 
@@ -120,6 +120,21 @@ def test_siblings_share_a_prefix_within_one_step_and_fill_it_once():
     assert [done[f"r{i}"].cached_tokens for i in range(4)] == [0, 16, 16, 16]
 
 
+def test_rows_that_share_a_long_prefix_decode_as_a_group():
+    h = Harness(block_size=2, num_blocks=256, budget=64, max_slots=16)
+    one, two = list(range(20)), list(range(50, 80))
+    for i in range(5):
+        h.add(f"one-{i}", [*one, 40 + i], max_tokens=6)
+        h.add(f"two-{i}", [*two, 40 + i], max_tokens=4)
+        h.add(f"alone-{i}", [90 - i] * 17, max_tokens=5)
+    done = h.run()
+    assert 5 in h.executor.groups_seen
+    for i in range(5):
+        assert done[f"one-{i}"].token_ids == expected([*one, 40 + i], 6, VOCAB)
+        assert done[f"two-{i}"].token_ids == expected([*two, 40 + i], 4, VOCAB)
+        assert done[f"alone-{i}"].token_ids == expected([90 - i] * 17, 5, VOCAB)
+
+
 def test_a_sibling_waits_for_a_prefix_that_is_being_filled_and_others_pass_it():
     h = Harness(budget=8)
     shared = list(range(24))
@@ -130,6 +145,14 @@ def test_a_sibling_waits_for_a_prefix_that_is_being_filled_and_others_pass_it():
     assert done["sibling"].cached_tokens == 24
     assert done["sibling"].token_ids == expected([*shared, 2], 2, VOCAB)
     assert done["other"].token_ids == expected([90, 91], 2, VOCAB)
+
+
+def test_a_prefix_whose_last_token_comes_in_a_chunk_of_its_own_can_be_shared():
+    h = Harness(budget=5)
+    h.add("first", [1, 2], max_tokens=1)
+    h.add("owner", [7, 7, 7, 8], max_tokens=1)
+    h.add("sibling", [7, 7, 7, 8, 9], max_tokens=1)
+    assert h.run()["sibling"].cached_tokens == 4
 
 
 def test_an_aborted_prefill_leaves_nothing_half_filled_to_be_found():
@@ -236,7 +259,13 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.fixture(autouse=True)
+def _short_prefixes_count(monkeypatch):
+    monkeypatch.setattr("headrace.engine.scheduler.LEAST_SHARERS", 2)
+    monkeypatch.setattr("headrace.engine.scheduler.LEAST_SHARED_BLOCKS", 1)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     requests=requests,
     lag=st.integers(0, 2),

@@ -53,18 +53,22 @@ class SymbolicExecutor:
         self.vocab = vocab
         self.block_size = block_size
         self.rows_seen: deque[int] = deque(maxlen=1000)
+        self.groups_seen: list[int] = []
 
     def submit(self, plan: StepPlan) -> np.ndarray:
         assert plan.num_tokens == plan.query_lens.sum()
         assert (plan.query_lens[: plan.num_decodes] == 1).all()
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot stands in two rows"
         self.tables[plan.table_slots, plan.table_index] = plan.table_blocks
+        self._check_groups(plan)
         self.rows_seen.append(len(plan.slots))
         offsets = np.concatenate([[0], np.cumsum(plan.query_lens)])
         inputs = []
         for r, slot in enumerate(plan.slots.tolist()):
             ids = plan.token_ids[offsets[r] : offsets[r + 1]].astype(np.int64)
             inputs.append(np.where(ids == -1, self.last[slot], ids))
+            positions = plan.starts[r] + np.arange(plan.query_lens[r])  # what stood here before is overwritten
+            self.cache[self.tables[slot, positions // self.block_size], positions % self.block_size] = EMPTY
         # As on the device: each position's entry depends on its predecessor, written earlier or in this very step.
         # Rows whose predecessor another row of this step writes wait for it.
         pending = deque(range(len(plan.slots)))
@@ -83,6 +87,23 @@ class SymbolicExecutor:
         tokens = np.array([next_token(done[r], self.vocab) for r in plan.sample_rows.tolist()], np.int64)
         self.last[plan.slots[plan.sample_rows]] = tokens
         return tokens
+
+    def _check_groups(self, plan: StepPlan) -> None:
+        """Rows of a group are decodes, stand in one group alone, and hold the same blocks as far as it says."""
+        taken = np.zeros(plan.num_decodes, bool)
+        groups = zip(
+            plan.group_start.tolist(), plan.group_rows.tolist(), plan.group_keys.tolist(), strict=True
+        )
+        for start, rows, keys in groups:
+            assert rows > 1
+            assert keys > 0
+            assert keys % self.block_size == 0
+            assert not taken[start : start + rows].any()
+            taken[start : start + rows] = True
+            tables = self.tables[plan.slots[start : start + rows], : keys // self.block_size]
+            assert (tables == tables[0]).all()
+            assert (plan.starts[start : start + rows] >= keys).all()
+            self.groups_seen.append(rows)
 
     def _row(self, plan: StepPlan, r: int, ids: np.ndarray) -> int | None:
         start, slot = int(plan.starts[r]), int(plan.slots[r])
