@@ -245,6 +245,22 @@ def test_waste_is_one_partial_block_a_sequence():
     assert stats.blocks_live * 4 - stats.wasted_tokens == sum(5 + i for i in range(4))
 
 
+def test_partial_blocks_waste_less_than_four_percent_on_chat_like_lengths():
+    rng = np.random.default_rng(0)
+    h = Harness(num_blocks=12_500, block_size=32, max_slots=400, budget=8192, max_context=4096)
+    for i in range(400):
+        prompt_len, max_tokens = (int(np.clip(rng.lognormal(np.log(180), 1.0), 4, 2048)) for _ in range(2))
+        h.add(f"r{i}", rng.integers(0, VOCAB, prompt_len).tolist(), max_tokens=max_tokens)
+    wasted = live = 0
+    while h.scheduler.has_work:
+        plan = h.scheduler.schedule()
+        h.scheduler.retire(plan, np.zeros(len(plan.sample_rows), np.int64))
+        stats = h.scheduler.stats()
+        wasted += stats.wasted_tokens
+        live += stats.blocks_live * stats.block_size
+    assert 0.01 < wasted / live < 0.04
+
+
 requests = st.lists(
     st.tuples(
         st.integers(0, 3),  # family: prompts of one family begin alike
