@@ -20,7 +20,7 @@ from headrace.schemas import CancelBatch, CancelJob, Unparsable, parse_control
 log = logging.getLogger(__name__)
 
 LOOK_BACK_S = 3600.0
-AGAIN_AFTER_S = 5.0
+AGAIN_AFTER_S = 1.0
 
 Cancel = CancelJob | CancelBatch
 

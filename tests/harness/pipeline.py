@@ -3,6 +3,7 @@
 ``python pipeline.py <json>`` is such a worker as a process of its own, for tests that kill it.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -18,7 +19,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from standin import StandInEngine
 
 from headrace.ledger import Ledger
@@ -193,12 +195,11 @@ class Pipeline:
 
     def dead_letters(self, count: int, seconds: float = 20.0) -> list[Message]:
         """The dead-letter topic from its beginning, once it has ``count`` records."""
-        found: list[Message] = []
-        for message in self._read(self.topics.dead, seconds):
-            found.append(message)
-            if len(found) >= count:
-                break
-        return found
+        return self.take(self.topics.dead, count, seconds)
+
+    def take(self, topic: str, count: int, seconds: float = 20.0) -> list[Message]:
+        """The first ``count`` records of a topic, or those that are there after ``seconds``."""
+        return list(itertools.islice(self._read(topic, seconds), count))
 
     def _read(self, topic: str, seconds: float) -> Iterator[Message]:
         group = {
@@ -217,10 +218,14 @@ class Pipeline:
         finally:
             consumer.close()
 
+    def forget_offsets(self, tier: str) -> None:
+        """Make the tier's group start over; nobody may be in it."""
+        group = WorkerConfig(self.bootstrap, self.topics).consumer(tier)["group.id"]
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.delete_consumer_groups([group])[group].result(10)
+
     def lag(self, tier: str = "standard") -> int:
         """Records of the tier whose offset is not committed."""
-        from confluent_kafka import TopicPartition
-
         settings = WorkerConfig(self.bootstrap, self.topics).consumer(tier)
         consumer = Consumer({**settings, "log_level": 3})
         topic = self.topics.jobs(tier)

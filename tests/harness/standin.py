@@ -71,10 +71,10 @@ class StandInEngine:
 
     def abort(self, ids: Sequence[str]) -> None:
         wanted = self._live.intersection(ids)
-        held = [(entry[3], entry[4]) for entry in self._waiting] + [
-            (entry[2], entry[3]) for entry in self._running
-        ]
-        for request, _ in held:
+        held = [entry[3] for entry in self._waiting] + [entry[2] for entry in self._running]
+        self._running = [entry for entry in self._running if entry[2].id not in wanted]
+        heapq.heapify(self._running)
+        for request in held:
             if request.id in wanted:
                 self._end(_answer(request, FinishReason.ABORT, 0.0))
 

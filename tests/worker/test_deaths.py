@@ -1,0 +1,99 @@
+"""Engines and workers die; every job still ends once."""
+
+import signal
+import time
+from pathlib import Path
+
+from pipeline import Pipeline
+from standin import StandInEngine
+
+from headrace.schemas import ErrorCode, topics
+
+
+def assert_each_once(line: Pipeline, ids: set, published: int | None = None) -> None:
+    """Every job has one row and is on the results topic; a second copy there is the same answer."""
+    assert line.rows().keys() == ids
+    results = line.results(len(ids))
+    assert results.keys() == ids
+    for copies in results.values():
+        assert all(copy == copies[0] for copy in copies)
+
+
+def test_an_engine_that_dies_once_is_replaced_and_its_jobs_run_again(line: Pipeline, tmp_path: Path) -> None:
+    worker = line.start_worker()
+    ids = {line.submit(f"prompt {n}") for n in range(60)} | {line.submit(f"die-once:{tmp_path / 'died'}")}
+    line.wait_terminal(61)
+    assert_each_once(line, ids)
+    worker.close()
+
+    assert line.states() == {"succeeded": 61}
+    assert len(worker.engines) == 2
+    assert worker.engines[0].closed
+
+
+def test_a_job_that_kills_every_engine_fails_and_its_neighbours_do_not(line: Pipeline) -> None:
+    worker = line.start_worker(lambda: StandInEngine(slots=8, latency_s=0.02))
+    killer = line.submit("die", batch_id="b")
+    ids = {line.submit(f"prompt {n}", batch_id="b") for n in range(40)}
+    line.wait_terminal(41, seconds=90)
+    (letter,) = line.dead_letters(1)
+    results = line.results(41)
+    worker.close()
+
+    assert line.rows() == {killer: "failed", **dict.fromkeys(ids, "succeeded")}
+    assert results[killer][0].error is not None
+    assert results[killer][0].error.code == ErrorCode.ENGINE_FAILURE
+    assert dict(letter.headers())[topics.DEAD_CODE] == b"engine_failure"
+    assert len(worker.engines) < 15
+
+
+def test_a_worker_killed_in_mid_batch_leaves_nothing_undone(line: Pipeline) -> None:
+    slow = {"latency_s": 0.2, "slots": 32}
+    first = line.start_process(slow)
+    ids = {line.submit(f"prompt {n}", batch_id="b") for n in range(400)}
+    line.producer.flush(20)
+    line.wait_for(lambda: 40 <= line.states()["succeeded"] <= 360, seconds=60)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    done_before = line.states()["succeeded"]
+
+    second = line.start_process(slow)
+    line.wait_terminal(400, seconds=90)
+    line.wait_for(lambda: line.lag() == 0)
+    second.send_signal(signal.SIGTERM)
+
+    assert second.wait(30) == 0
+    assert done_before < 400
+    assert line.states() == {"succeeded": 400}
+    assert_each_once(line, ids)
+    assert line.query("SELECT max(attempt) FROM jobs") <= [(2,)]
+
+
+def test_a_clean_stop_gives_back_what_runs_and_another_worker_finishes_it(line: Pipeline) -> None:
+    first = line.start_worker(lambda: StandInEngine(slots=4), grace_s=0.5)
+    ids = {line.submit("slow:3") for _ in range(6)} | {line.submit("quick") for _ in range(10)}
+    line.producer.flush(10)
+    line.wait_for(lambda: first.engines and len(first.engine.seen) == 16)
+    first.close()
+    started = time.monotonic()
+    assert line.query("SELECT count(*) FROM attempts WHERE ended_at IS NULL OR died") == [(0,)]
+
+    second = line.start_worker(alive_s=600.0)
+    line.wait_terminal(16)
+    second.close()
+
+    assert line.states() == {"succeeded": 16}
+    assert_each_once(line, ids)
+    assert time.monotonic() - started < 60  # nobody waited for the first worker's life to run out
+
+
+def test_what_fits_in_the_grace_time_is_finished_by_a_stopping_worker(line: Pipeline) -> None:
+    worker = line.start_worker(grace_s=20.0)
+    ids = {line.submit("slow:1.5") for _ in range(5)}
+    line.producer.flush(10)
+    line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 5)
+    worker.close()
+
+    assert line.states() == {"succeeded": 5}
+    assert line.lag() == 0
+    assert_each_once(line, ids)

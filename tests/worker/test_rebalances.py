@@ -1,0 +1,51 @@
+"""Partitions move while work is in flight."""
+
+from uuid import UUID
+
+import pytest
+from pipeline import Pipeline
+from standin import StandInEngine
+
+from headrace.schemas import uuid7
+
+TIERS = ("interactive", "standard", "bulk")
+
+
+def quick() -> StandInEngine:
+    return StandInEngine(latency_s=0.1, slots=16)
+
+
+def send_to_all_partitions(line: Pipeline, count: int) -> set[UUID]:
+    ids = set()
+    for n in range(count):
+        id = uuid7()
+        line.send({"job_id": str(id), "prompt": f"prompt {n}"}, TIERS[n % 3], partition=n // 3 % 4)
+        ids.add(id)
+    line.producer.flush(10)
+    return ids
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_workers_that_join_and_leave_finish_every_job_once(
+    line: Pipeline, kafka_kind: str, protocol: str
+) -> None:
+    if protocol == "consumer" and "Apache" not in kafka_kind:
+        pytest.skip("the embedded broker does not know KIP-848")
+    first = line.start_worker(quick, group_protocol=protocol)
+    ids = send_to_all_partitions(line, 300)
+    line.wait_for(lambda: line.states()["succeeded"] > 20)
+    second = line.start_worker(quick, group_protocol=protocol)
+    line.wait_for(lambda: second.worker.status().partitions == dict.fromkeys(TIERS, 2))
+    ids |= send_to_all_partitions(line, 300)
+    line.wait_for(lambda: second.engine.seen)
+    first.close()
+    line.wait_terminal(600, seconds=60)
+    line.wait_for(lambda: sum(map(line.lag, TIERS)) == 0)
+    second.close()
+
+    assert line.rows() == dict.fromkeys(ids, "succeeded")
+    results = line.results(600)
+    assert results.keys() == ids
+    assert all(copy == copies[0] for copies in results.values() for copy in copies)
+    # What the first worker had begun was left to it, not run twice.
+    assert len(first.engine.seen) + len(second.engine.seen) == 600
