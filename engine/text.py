@@ -143,7 +143,8 @@ class LocalTextEngine:
         waited = time.monotonic() - started
         for token_request in accepted:
             self._running[token_request.id].waited_s = waited
-        self._submit(accepted)
+        if accepted:
+            self._submit(accepted)
 
     def poll(self, timeout: float) -> list[TextCompletion]:
         """Completions since the last call, waiting up to ``timeout`` seconds for the first. Raises EngineDead.
