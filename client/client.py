@@ -21,6 +21,7 @@ from headrace.schemas import (
     Topics,
     uuid7,
 )
+from headrace.schemas.ids import key_meant
 
 # A record travels with its headers and its batch's framing, and a broker's limit is on the whole.
 _FRAMING = 64 * 1024
@@ -108,9 +109,9 @@ class Client:
         self._send_control(CancelBatch(tenant=self.tenant, batch_id=batch_id))
 
     def cancel_job(self, job: UUID | str) -> None:
-        """End a job: by its key (a UUID), or by the ``job_id`` (a string) that it was sent with."""
-        target = {"id": job} if isinstance(job, UUID) else {"job_id": job}
-        self._send_control(CancelJob(tenant=self.tenant, **target))
+        """End a job: by its id, or by the ``job_id`` that it was sent with."""
+        id = job if isinstance(job, UUID) else key_meant(self.tenant, job)
+        self._send_control(CancelJob(tenant=self.tenant, id=id))
 
     def follow_results(
         self,

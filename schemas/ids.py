@@ -22,6 +22,9 @@ MAX_AHEAD_MS = DAY_MS
 _UUID7 = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
 )
+_HASHED = re.compile(
+    r"ff[0-9a-f]{6}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII
+)
 _MAX_UUID7_MS = (1 << 48) - 1
 _VERSION_AND_VARIANT = 0xF << 76 | 0x3 << 62
 
@@ -55,6 +58,11 @@ def job_key(tenant: str, job_id: str | None, source: Source, idempotency_key: st
 def named_key(tenant: str, job_id: str) -> UUID:
     """The id of a job that names itself: the ``job_id``, if it is a UUIDv7, else ``ff`` and a hash."""
     return UUID(job_id) if _UUID7.fullmatch(job_id) else _ff(b"job", tenant, job_id)
+
+
+def key_meant(tenant: str, name: str) -> UUID:
+    """The id of the job that a person means by ``name``: an id as Headrace prints it, or the job's ``job_id``."""
+    return UUID(name) if _HASHED.fullmatch(name) else named_key(tenant, name)
 
 
 def uuid7(timestamp_ms: int | None = None, entropy: bytes | None = None) -> UUID:

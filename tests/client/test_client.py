@@ -201,6 +201,7 @@ def test_cancels_name_their_target(installation: Installation) -> None:
     with installation.client(tenant="acme") as client:
         client.cancel_batch("b")
         client.cancel_job("mine")
+        client.cancel_job(str(named_key("acme", "its id as printed")))
         client.cancel_job(id)
     cancels = installation.control()
     assert {(type(cancel), cancel.tenant) for cancel in cancels} == {
@@ -210,6 +211,7 @@ def test_cancels_name_their_target(installation: Installation) -> None:
     assert {cancel.key for cancel in cancels if isinstance(cancel, CancelJob)} == {
         id,
         named_key("acme", "mine"),
+        named_key("acme", "its id as printed"),
     }
 
 

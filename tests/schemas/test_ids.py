@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.schemas import Source, job_key, named_key, uuid7
-from headrace.schemas.ids import MAX_AGE_MS, MAX_AHEAD_MS, out_of_range, time_ms
+from headrace.schemas.ids import MAX_AGE_MS, MAX_AHEAD_MS, key_meant, out_of_range, time_ms
 
 NOW = 1_795_000_000_000
 SOURCE = Source("t", 3, 9, NOW)
@@ -31,6 +31,16 @@ def test_any_other_name_is_hashed_with_its_tenant(name: str) -> None:
 @given(st.text(), st.text())
 def test_a_hashed_id_never_passes_for_a_uuid7(tenant: str, name: str) -> None:
     assert named_key(tenant, name).version == 8
+
+
+@pytest.mark.parametrize("id", [uuid7(), named_key("acme", "order-17")])
+def test_a_person_may_name_a_job_by_its_id_as_printed(id: UUID) -> None:
+    assert key_meant("acme", str(id)) == key_meant("acme", str(id).upper()) == id
+
+
+@pytest.mark.parametrize("name", ["order-17", str(uuid4()), "ff", named_key("a", "b").hex])
+def test_or_by_the_job_id_it_was_sent_with(name: str) -> None:
+    assert key_meant("acme", name) == named_key("acme", name)
 
 
 def test_tenant_and_name_do_not_run_into_each_other() -> None:

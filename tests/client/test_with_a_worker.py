@@ -1,0 +1,55 @@
+"""A batch from submit to its last result, with a worker, a job table and an engine that stands in for a model."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from pipeline import Pipeline, pipeline
+
+from headrace.client import Client
+from headrace.schemas import JobState
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def running(kafka: str, database_url: str) -> Iterator[Pipeline]:
+    with pipeline(kafka, database_url, partitions=2) as made:
+        made.start_worker()
+        yield made
+
+
+def test_a_batch_with_bad_lines_is_followed_to_its_end(running: Pipeline) -> None:
+    lines = [
+        b'{"custom_id": "plain", "prompt": "hello"}',
+        b'{"custom_id": "nul", "prompt": "a\\u0000b"}',
+        b'{"custom_id": "hot", "prompt": "x", "sampling": {"temperature": 9}}',
+        b'{"custom_id": "half", "prompt": "\\ud800"}',
+        b'{"custom_id": "line", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "n": 2}}',
+        b"not json",
+        b"\xff\xfe",
+    ]
+    with Client(running.bootstrap, running.topics) as client:
+        submission = client.submit(lines)
+        results = {result.custom_id: result for result in client.follow_results(submission, idle_timeout=60)}
+    assert Counter(result.state for result in results.values()) == {JobState.SUCCEEDED: 2, JobState.FAILED: 3}
+    assert results["plain"].choices[0].text == "echo: hello"
+    assert results["nul"].choices[0].text == "echo: a\ufffdb"
+    params = {name: result.error.param for name, result in results.items() if result.error}
+    assert params == {"hot": "sampling.temperature", "half": "prompt", "line": "body.n"}
+    assert {result.id for result in results.values()} == set(submission.ids)
+    assert len(submission.problems) == 5
+
+
+def test_submitting_again_under_an_idempotency_key_runs_nothing_twice(running: Pipeline) -> None:
+    lines = [{"custom_id": str(number), "prompt": f"number {number}"} for number in range(20)]
+    with Client(running.bootstrap, running.topics) as client:
+        first = client.submit(lines, idempotency_key="nightly")
+        running.wait_terminal(20)
+        again = client.submit(lines, idempotency_key="nightly")
+        results = list(client.follow_results(again, idle_timeout=60))
+    assert again == first
+    assert {result.id for result in results} == set(first.ids)
+    running.wait_for(lambda: running.lag() == 0)
+    assert len(running.rows()) == 20
+    assert Counter(running.workers[0].engine.seen).most_common(1)[0][1] == 1
