@@ -1,13 +1,14 @@
 """What a pipeline imports: submit jobs, cancel them, follow their results."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Self
 from uuid import UUID
 
-from headrace.client.errors import InvalidLine
+from headrace.client.errors import DeliveryFailed, InvalidLine
 from headrace.client.lines import Line, LineReader, Outgoing, Problem
 from headrace.client.outbox import Outbox
 from headrace.client.results import Follower
@@ -99,7 +100,8 @@ class Client:
             submission = self._send_jobs(jobs, topic, reader, strict)
         except BaseException:
             if idempotency_key is None:
-                self.cancel_batch(batch_id)
+                with suppress(DeliveryFailed):
+                    self.cancel_batch(batch_id)
             raise
         self._send_control(BatchClosed(tenant=self.tenant, batch_id=batch_id, expected=submission.expected))
         return submission

@@ -51,12 +51,6 @@ class Outbox:
         if self._failures:
             self._raise()
 
-    def discard(self) -> None:
-        """Forget what has not been delivered, failures included."""
-        self._producer.purge()
-        self._producer.flush(1.0)
-        self._failed, self._failures = [], 0
-
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             return

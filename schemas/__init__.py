@@ -23,7 +23,6 @@ from headrace.schemas.result import (
     Timings,
     UnreadableResult,
     Usage,
-    result_key_and_run,
 )
 from headrace.schemas.sampling import Sampling
 from headrace.schemas.states import JobState
@@ -64,6 +63,5 @@ __all__ = [
     "parse_control",
     "parse_envelope",
     "parse_job",
-    "result_key_and_run",
     "uuid7",
 ]

@@ -31,8 +31,7 @@ def explain(
         return Wrong(context["code"], f"{param} {context['message']}", param)
     if first["type"] == "missing":
         return Wrong(ErrorCode.MISSING_FIELD, f"{param} is missing; it must be {allowed}", param)
-    is_type = first["type"].endswith("_type") or first["type"] == "int_from_float"
-    code = ErrorCode.INVALID_TYPE if is_type else ErrorCode.INVALID_VALUE
+    code = ErrorCode.INVALID_TYPE if first["type"].endswith("_type") else ErrorCode.INVALID_VALUE
     return Wrong(code, f"{param} must be {allowed}" if allowed else f"{param}: {first['msg']}", param)
 
 

@@ -75,14 +75,22 @@ Content = Annotated[
 ]
 
 
+def _developer_as_system(role: Any) -> Any:
+    # OpenAI's newer name. Chat templates do not know it, and some drop a message whose role they do not know.
+    return "system" if role == "developer" else role
+
+
 class Message(BaseModel):
     """A turn of a conversation."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="one of system, developer, user and assistant"
-    )
+    role: Annotated[
+        Literal["system", "user", "assistant"],
+        BeforeValidator(
+            _developer_as_system, json_schema_input_type=Literal["system", "developer", "user", "assistant"]
+        ),
+    ] = Field(description="one of system, user and assistant; developer is another name of system")
     content: Content = Field(description="a string or a list of text parts")
     name: Text | None = Field(default=None, description="a string; who speaks, for templates that tell")
 

@@ -34,6 +34,7 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "stream": (False,),
+    "return_token_ids": (False,),
     "modalities": (["text"],),
     "audio": (),
     # Structured output
@@ -49,6 +50,7 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "reasoning_effort": (),
+    "verbosity": ("medium",),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
@@ -58,6 +60,8 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     # Prompts
     "truncate_prompt_tokens": (),
     "add_special_tokens": (True,),
+    "prompt_embeds": (),
+    "mm_processor_kwargs": (),
     "input": (),
 }
 

@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import Any, Self
 from uuid import UUID
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.schemas import topics
@@ -185,12 +184,3 @@ _OPENAI_CODES: dict[str, str] = {
     ErrorCode.DEADLINE_EXCEEDED: "batch_expired",
     ErrorCode.CANCELLED: "batch_cancelled",
 }
-
-
-def result_key_and_run(value: bytes) -> tuple[UUID, int]:
-    """What duplicates are dropped by. Raises UnreadableResult."""
-    try:
-        parsed = orjson.loads(value)
-        return UUID(parsed["id"]), int(parsed.get("run", 1))
-    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError):
-        raise UnreadableResult("no JobResult") from None

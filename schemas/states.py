@@ -18,14 +18,6 @@ class JobState(StrEnum):
         """The smallint of the job table: 0 to 5 in the order above, never renumbered."""
         return _CODES[self]
 
-    @classmethod
-    def from_code(cls, code: int) -> "JobState":
-        """The state that the job table stores as ``code``. Raises ValueError for another number."""
-        for state, number in _CODES.items():
-            if number == code:
-                return state
-        raise ValueError(f"{code} is no job state")
-
     @property
     def terminal(self) -> bool:
         """Whether a job in this state has ended; only a new run leaves a terminal state."""

@@ -265,6 +265,17 @@ def test_records_that_kafka_does_not_take_surface(kafka: str) -> None:
         client.submit([{"prompt": "a"}])
 
 
+def test_a_batch_whose_jobs_kafka_does_not_take_is_cancelled(kafka: str) -> None:
+    topics = Topics(prefix=f"test-{uuid4().hex[:8]}")
+    apache_kafka.create_topics(kafka, [topics.control], partitions=1)
+    client = Client(kafka, topics, kafka={"message.timeout.ms": 2_000, "log_level": 0})
+    with pytest.raises(DeliveryFailed, match="3 records did not reach Kafka") as caught:
+        client.submit([{"prompt": "a"}] * 3)
+    assert len(caught.value.keys) == caught.value.failed == 3
+    types = [type(message) for message in Installation(kafka, topics).control()]
+    assert types == [BatchOpened, CancelBatch]
+
+
 def test_a_broker_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.client.results._PATIENCE_S", 0.5)
     with pytest.raises(BrokerUnreachable, match="Kafka does not answer"):

@@ -91,6 +91,13 @@ def test_the_envelope_goes_with_the_job() -> None:
         _ = PromptJob(prompt="x").envelope
 
 
+def test_a_developer_speaks_as_the_system() -> None:
+    job = parse(
+        {"messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "x"}]}
+    )
+    assert [message.role for message in job.messages or ()] == ["system", "user"]
+
+
 def test_null_is_another_way_to_leave_a_field_out() -> None:
     fields = dict.fromkeys(PromptJob.model_fields.keys() - {"prompt"})
     assert parse({**fields, "prompt": "x"}).model_dump() == PromptJob(prompt="x").model_dump()

@@ -15,7 +15,6 @@ from headrace.schemas import (
     Timings,
     UnreadableResult,
     Usage,
-    result_key_and_run,
     uuid7,
 )
 
@@ -42,7 +41,6 @@ def succeeded(**changes: Any) -> JobResult:
 def test_a_result_reads_back_as_it_was_written() -> None:
     result = succeeded(run=2, attempt=3, worker="w")
     assert JobResult.decode(result.encode()) == result
-    assert result_key_and_run(result.encode()) == (ID, 2)
     assert result.key == str(ID).encode()
     assert dict(result.headers)["headrace-batch-id"] == b"b"
 
@@ -62,8 +60,6 @@ def test_a_result_holds_nothing_that_postgres_refuses() -> None:
 def test_bytes_that_are_no_result_say_so(value: bytes) -> None:
     with pytest.raises(UnreadableResult):
         JobResult.decode(value)
-    with pytest.raises(UnreadableResult):
-        result_key_and_run(value)
 
 
 def test_a_newer_result_is_read_for_what_is_known() -> None:
