@@ -1,0 +1,174 @@
+"""The engine against Transformers' batched ``generate`` on one CPU: the same prompts, greedy, bf16, side by side.
+
+    python bench/cpu_vs_transformers.py --prompts examples/prompts.jsonl --out bench/results/cpu_vs_transformers.json
+
+Transformers gets its best: prompts sorted by length, left-padded batches, the fastest of several batch sizes. Both stop
+at the end of sequence. The two take turns, and who goes first alternates. A line that is no prompt is passed over.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from headrace.engine import Engine, EngineConfig, Request, SamplingParams
+from headrace.local.model import default_model
+
+Run = Callable[[list[list[int]]], int]
+
+
+def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
+    """Token ids of each line that holds messages or a prompt, OpenAI batch lines included."""
+    prompts = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            job = json.loads(line)
+            job = job.get("body", job)
+            if "messages" in job:
+                ids = tokenizer.apply_chat_template(job["messages"], add_generation_prompt=True)["input_ids"]
+            else:
+                ids = tokenizer(job["prompt"])["input_ids"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        prompts.append(ids)
+    return prompts
+
+
+def headrace(model: Path, max_new_tokens: int) -> Run:
+    """Run through a fresh engine each time, so that the prefix cache starts empty; building it is not timed."""
+
+    def run(prompts: list[list[int]]) -> int:
+        params = SamplingParams(temperature=0, max_tokens=max_new_tokens)
+        engine.add_many([Request(str(i), prompt, params) for i, prompt in enumerate(prompts)])
+        tokens = 0
+        while engine.has_work:
+            tokens += sum(len(completion.token_ids) for completion in engine.step().completions)
+        return tokens
+
+    engine = Engine(EngineConfig(model=str(model), device="cpu", dtype="bfloat16"))
+    return run
+
+
+def batched_generate(model: Any, max_new_tokens: int, batch_size: int) -> Run:
+    """Transformers: the longest prompts first, padded on the left to the longest of each batch."""
+    ends = torch.tensor(model.generation_config.eos_token_id).reshape(-1)
+
+    def run(prompts: list[list[int]]) -> int:
+        tokens = 0
+        ordered = sorted(prompts, key=len, reverse=True)
+        for start in range(0, len(ordered), batch_size):
+            batch = ordered[start : start + batch_size]
+            width = len(batch[0])
+            ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in batch])
+            mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
+            output = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens)[
+                :, width:
+            ]
+            ended = torch.isin(output, ends).cumsum(dim=1) > 0
+            tokens += int((~ended).sum())
+        return tokens
+
+    return run
+
+
+def timed(run: Run, prompts: list[list[int]]) -> tuple[float, int]:
+    start = time.perf_counter()
+    tokens = run(prompts)
+    return time.perf_counter() - start, tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, default=Path("examples/prompts.jsonl"))
+    parser.add_argument("--model", type=Path, default=None, help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--batch-sizes", default="8,16,32,64")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/cpu_vs_transformers.json"))
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    transformers.logging.set_verbosity_error()
+    path = args.model or default_model()
+    prompts = read_prompts(args.prompts, AutoTokenizer.from_pretrained(path))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    print(f"{len(prompts)} prompts of {sum(map(len, prompts))} tokens, {args.threads} threads")
+
+    tried = {}
+    for size in map(int, args.batch_sizes.split(",")):
+        tried[size], tokens = timed(batched_generate(model, args.max_new_tokens, size), prompts)
+        print(f"transformers, batches of {size}: {tried[size]:.1f} s ({tokens / tried[size]:.0f} tokens/s)")
+    best = min(tried, key=tried.__getitem__)
+
+    rows: dict[str, list[dict[str, float]]] = {"headrace": [], "transformers": []}
+    for rep in range(args.reps):
+        for name in sorted(rows, reverse=bool(rep % 2)):
+            run = (
+                headrace(path, args.max_new_tokens)
+                if name == "headrace"
+                else batched_generate(model, args.max_new_tokens, best)
+            )
+            seconds, tokens = timed(run, prompts)
+            rows[name].append({"seconds": round(seconds, 2), "output_tokens": tokens})
+            print(f"{name}: {seconds:.1f} s, {tokens} tokens ({tokens / seconds:.0f} tokens/s)")
+
+    median = {name: statistics.median(row["seconds"] for row in runs) for name, runs in rows.items()}
+    speed = {
+        name: statistics.median(r["output_tokens"] / r["seconds"] for r in runs)
+        for name, runs in rows.items()
+    }
+    ratio = speed["headrace"] / speed["transformers"]
+    print(
+        f"headrace {median['headrace']:.1f} s, transformers {median['transformers']:.1f} s: {ratio:.2f}x the tokens/s"
+    )
+    result = {
+        "device": f"{_cpu()}, {args.threads} threads",
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model": path.name,
+        "prompts": len(prompts),
+        "prompt_tokens": sum(map(len, prompts)),
+        "max_new_tokens": args.max_new_tokens,
+        "transformers_batch_size": best,
+        "transformers_seconds_by_batch_size": {
+            str(size): round(seconds, 2) for size, seconds in tried.items()
+        },
+        "rows": rows,
+        "output_tokens_per_s": {name: round(value, 1) for name, value in speed.items()},
+        "ratio": round(ratio, 3),
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [
+        line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+    ]
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()
