@@ -10,7 +10,6 @@ Where rows and key heads do not fill the chip, a row's keys are split among prog
 second kernel merges them by their log-sum-exps:  out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max).
 """
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -18,14 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check, use_triton
+from headrace.kernels.dispatch import check, multiprocessors, use_triton
 from headrace.kernels.paged import gather_pages
+from headrace.kernels.shared_prefix import PREFIX_SPLITS, SharedPrefixes, attend_to_shared_prefixes
 
 _LOG2_E = 1.4426950408889634
 
 
 @triton.jit(
-    do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["slots_ptr", "context_lens_ptr"]
+    do_not_specialize=["num_splits"],
+    do_not_specialize_on_alignment=["slots_ptr", "context_lens_ptr", "prefix_lens_ptr"],
 )
 def _decode_attention_kernel(
     q_ptr,  # [R, Hq, D], rows q_stride apart
@@ -36,6 +37,9 @@ def _decode_attention_kernel(
     context_lens_ptr,  # [R] int32
     out_ptr,  # [R, Hq, D], rows out_stride apart; [R, Hq, splits, D] fp32 when SPLIT
     lse_ptr,  # [R, Hq, splits] fp32, in base 2; written when SPLIT
+    prefix_lens_ptr,  # [R] int32, read when SHARED
+    prefix_parts_ptr,  # [R, Hq, PREFIX_SPLITS, D] fp32, read when SHARED
+    prefix_lse_ptr,  # [R, Hq, PREFIX_SPLITS] fp32, read when SHARED
     q_stride,
     out_stride,
     block_stride,
@@ -49,6 +53,8 @@ def _decode_attention_kernel(
     BLOCK_M: tl.constexpr,  # GROUP, rounded up to what a matrix product needs
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
+    SHARED: tl.constexpr,  # whether rows may start from the part of a shared prefix
+    PREFIX_SPLITS: tl.constexpr,
 ):
     """One program covers the query heads of one key head of one row, and one split of the row's keys.
 
@@ -57,8 +63,11 @@ def _decode_attention_kernel(
     """
     kv_head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     context = tl.load(context_lens_ptr + row)
-    tiles = tl.cdiv(tl.cdiv(context, BLOCK_N), num_splits)
-    key_start = split * tiles * BLOCK_N
+    prefix = 0
+    if SHARED:
+        prefix = tl.load(prefix_lens_ptr + row)
+    tiles = tl.cdiv(tl.cdiv(context - prefix, BLOCK_N), num_splits)
+    key_start = prefix + split * tiles * BLOCK_N
     key_end = tl.minimum(key_start + tiles * BLOCK_N, context)
 
     group = tl.arange(0, BLOCK_M)
@@ -71,6 +80,21 @@ def _decode_attention_kernel(
     accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if SHARED:  # noqa: SIM102 (the condition below is a value of the device)
+        if (prefix > 0) & (split == 0):
+            # The running softmax carries on from where the shared prefix left it.
+            first_part = (row * tl.num_programs(0) * GROUP + heads) * PREFIX_SPLITS
+            for part in range(PREFIX_SPLITS):
+                lse = tl.load(prefix_lse_ptr + first_part + part, mask=group < GROUP, other=float("-inf"))
+                there = mask & (lse > float("-inf"))[:, None]
+                part_row = prefix_parts_ptr + (first_part + part)[:, None] * HEAD_DIM + columns[None, :]
+                new_highest = tl.maximum(highest, lse)
+                safe = tl.where(new_highest > float("-inf"), new_highest, 0.0)
+                weight, shrink = tl.exp2(lse - safe), tl.exp2(highest - safe)
+                total = total * shrink + weight
+                values = tl.load(part_row, mask=there, other=0.0)
+                accumulated = accumulated * shrink[:, None] + values * weight[:, None]
+                highest = new_highest
     if key_start < key_end:
         slot = tl.load(slots_ptr + row).to(tl.int64)
         table_ptr = block_tables_ptr + slot * table_stride
@@ -157,15 +181,9 @@ _LEAST_KEYS_A_SPLIT = 256
 _MOST_SPLITS = 64
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side, in units of one multiprocessor. A small number without a GPU, for tests."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
 def _num_splits(rows: int, kv_heads: int, max_context_len: int, device: torch.device) -> int:
     """Into how many parts each row's keys are split: a power of two, from what the host knows without a sync."""
-    wanted = _multiprocessors(device) * _PROGRAMS_AN_SM // (rows * kv_heads)
+    wanted = multiprocessors(device) * _PROGRAMS_AN_SM // (rows * kv_heads)
     most = min(max(max_context_len // _LEAST_KEYS_A_SPLIT, 1), _MOST_SPLITS)
     return 1 << (max(min(wanted, most), 1).bit_length() - 1)
 
@@ -180,11 +198,12 @@ def decode_attention(
     max_context_len: int,
     scale: float,
     out: Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> Tensor:
     """Attend from each row's one query to all of its keys. Shapes as in the module's docstring.
 
-    block_tables: [S, M] int32. slots, context_lens: [R] int32. max_context_len bounds context_lens. Returns out
-    [R, Hq, D], made if not given.
+    block_tables: [S, M] int32. slots, context_lens: [R] int32. max_context_len bounds context_lens. shared says which
+    rows begin with the same blocks; it changes the work, not the result. Returns out [R, Hq, D], made if not given.
     """
     check(
         q.dim() == 3 and q.shape[1] % k_cache.shape[1] == 0, "q must be [R, Hq, D] with Hq a multiple of Hkv"
@@ -199,6 +218,11 @@ def decode_attention(
     check(k_cache[0].is_contiguous() and k_cache.stride() == v_cache.stride(), "the caches must match")
     if rows == 0:
         return out
+    prefix_parts, prefix_lse = None, None
+    if shared is not None:
+        prefix_parts, prefix_lse = attend_to_shared_prefixes(
+            q, k_cache, v_cache, block_tables, slots, shared, scale
+        )
     splits = _num_splits(rows, kv_heads, max_context_len, q.device)
     if splits == 1:
         parts, lse = out, None
@@ -210,10 +234,11 @@ def decode_attention(
     block_d = triton.next_power_of_2(head_dim)
     _decode_attention_kernel[(kv_heads, rows, splits)](
         q, k_cache, v_cache, block_tables, slots, context_lens, parts, lse,
+        shared.prefix_lens if shared is not None else None, prefix_parts, prefix_lse,
         q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), splits, scale * _LOG2_E,
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=block_d,
         BLOCK_M=max(triton.next_power_of_2(group), 16), BLOCK_N=tile.keys, SPLIT=splits > 1,
-        num_warps=tile.warps, num_stages=tile.stages,
+        SHARED=shared is not None, PREFIX_SPLITS=PREFIX_SPLITS, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         _merge_splits_kernel[(num_heads, rows)](

@@ -1,5 +1,8 @@
 """Which path a launcher takes."""
 
+from functools import cache
+
+import torch
 import triton
 from torch import Tensor
 
@@ -10,6 +13,12 @@ INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 def use_triton(x: Tensor) -> bool:
     """Whether x belongs to a Triton kernel (a CUDA tensor, or any tensor in the interpreter)."""
     return x.is_cuda or INTERPRETED
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs a device runs side by side at least; a small number in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def check(condition: bool, message: str) -> None:

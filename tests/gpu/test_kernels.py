@@ -14,6 +14,7 @@ from headrace.kernels.prefill_attention import prefill_attention, prefill_attent
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
 from headrace.kernels.sample import sample, sample_reference
+from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.silu_mul import silu_mul, silu_mul_reference
 from headrace.kernels.step_inputs import step_inputs, step_inputs_reference
 
@@ -158,6 +159,38 @@ def test_decode_attention_agrees_with_its_reference(
     rows = paged_rows([(1, length) for length in lengths], heads, dtype=dtype, device=DEVICE)
     out = torch.full_like(rows.q, float("nan"))
     decode_attention(*rows.decode_arguments()[:-1], max_context_len, rows.scale, out=out)
+    assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
+
+
+@each_dtype
+@pytest.mark.parametrize("max_context_len", [400, 20_000], ids=["whole", "split"])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 96), (8, 1, 128)], ids=str)
+def test_rows_that_share_a_prefix_decode_as_if_they_did_not(
+    heads: tuple[int, int, int], max_context_len: int, dtype: torch.dtype
+) -> None:
+    most = rows_per_tile(heads[0] // heads[1])
+    big = most + 3 if most < 64 else 5  # a group of more than one tile, where that is quick
+    # (rows, shared keys): alone, a group, alone, one that ends within a tile of keys, a group of several tiles
+    groups = [(1, 0), (5, 320), (2, 0), (2, 96), (big, 32)]
+    lengths = [shared + 1 + (7 * row) % 50 for count, shared in groups for row in range(count)] + [0]
+    rows = paged_rows([(1, length) for length in lengths], heads, dtype=dtype, device=DEVICE)
+    prefix_lens, tiles, first = [], [], 0
+    for count, shared in groups:
+        members = rows.slots[first : first + count].long()
+        rows.block_tables[members, : shared // 32] = rows.block_tables[members[0], : shared // 32].clone()
+        prefix_lens += [shared] * count
+        if shared:
+            tiles += [(first + at, min(most, count - at), shared) for at in range(0, count, most)]
+        first += count
+    tiles += [(0, 0, 0)] * 3  # capacity that is not used
+    table = torch.tensor(tiles, dtype=torch.int32, device=DEVICE).T.contiguous()
+    shared_prefixes = SharedPrefixes(
+        torch.tensor([*prefix_lens, 0], dtype=torch.int32, device=DEVICE), table[0], table[1], table[2]
+    )
+    out = torch.full_like(rows.q, float("nan"))
+    decode_attention(
+        *rows.decode_arguments()[:-1], max_context_len, rows.scale, out=out, shared=shared_prefixes
+    )
     assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
 
 

@@ -1,0 +1,91 @@
+"""Every kernel compiles for Hopper: the interpreter, which runs them elsewhere, forgives what the compiler does not."""
+
+import pytest
+import torch
+from kernel_cases import paged_rows
+from offline_compile import compiled_not_run
+
+from headrace.kernels.decode_attention import decode_attention
+from headrace.kernels.prefill_attention import prefill_attention
+from headrace.kernels.rms_norm import add_rms_norm, rms_norm
+from headrace.kernels.rope_cache import rope_and_cache
+from headrace.kernels.sample import sample
+from headrace.kernels.shared_prefix import SharedPrefixes
+from headrace.kernels.silu_mul import silu_mul
+from headrace.kernels.step_inputs import step_inputs
+
+BF16 = torch.bfloat16
+
+
+def test_norms_and_activation_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.ones(3, 576, dtype=BF16), torch.ones(576, dtype=BF16)
+    with compiled_not_run(monkeypatch) as compiled:
+        rms_norm(x, weight, 1e-5)
+        add_rms_norm(x, x.clone(), weight, 1e-5)
+        silu_mul(torch.ones(3, 3072, dtype=BF16))
+    assert len(compiled) == 3
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_and_cache_compiles(monkeypatch: pytest.MonkeyPatch, normed: bool) -> None:
+    norms = (torch.ones(128, dtype=BF16),) * 2 if normed else (None, None)
+    caches = torch.zeros(2, 4, 2, 32, 128, dtype=BF16)
+    positions = torch.zeros(3, dtype=torch.int64)
+    with compiled_not_run(monkeypatch) as compiled:
+        rope_and_cache(
+            torch.ones(3, 12 * 128, dtype=BF16),
+            positions,
+            torch.ones(9, 128),
+            *caches,
+            positions,
+            8,
+            2,
+            *norms,
+        )
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 96), (8, 2, 128)], ids=str)
+def test_prefill_attention_compiles_to_hopper_s_matrix_products(
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int]
+) -> None:
+    rows = paged_rows([(70, 100), (5, 5)], heads, dtype=BF16)
+    with compiled_not_run(monkeypatch) as compiled:
+        prefill_attention(*rows.prefill_arguments()[:-1], rows.max_query_len, rows.scale)
+    assert len(compiled) == 1
+    assert "wgmma" in compiled[0].asm["ptx"]
+
+
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_decode_attention_compiles(
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int], split: bool, prefixed: bool
+) -> None:
+    rows = paged_rows([(1, 40), (1, 40)], heads, dtype=BF16)
+    none = torch.zeros(8, dtype=torch.int32)
+    shared = SharedPrefixes(none[:2], none, none, none) if prefixed else None
+    with compiled_not_run(monkeypatch) as compiled:
+        decode_attention(*rows.decode_arguments()[:-1], 8192 if split else 64, rows.scale, shared=shared)
+    assert len(compiled) == 1 + split + prefixed
+
+
+@pytest.mark.parametrize(("all_greedy", "no_filters"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_sampling_compiles(
+    monkeypatch: pytest.MonkeyPatch, all_greedy: bool, no_filters: bool, dtype: torch.dtype
+) -> None:
+    floats, ints = torch.ones(2), torch.ones(2, dtype=torch.int64)
+    with compiled_not_run(monkeypatch) as compiled:
+        sample(
+            torch.zeros(2, 49_152, dtype=dtype), floats, ints.int(), floats, floats, ints, ints,
+            all_greedy=all_greedy, no_filters=no_filters,
+        )  # fmt: skip
+    assert len(compiled) == 1
+
+
+def test_step_inputs_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    ints, longs = torch.ones(4, dtype=torch.int32), torch.ones(4, dtype=torch.int64)
+    with compiled_not_run(monkeypatch) as compiled:
+        step_inputs(longs, ints, ints[:3], ints[:3], longs, torch.ones(4, 8, dtype=torch.int32), 32)
+    assert len(compiled) == 1
