@@ -146,6 +146,8 @@ class Ledger:
             return set()
 
         unique = first_by(lambda row: row.job.id, attempts)
+        for row in unique:
+            self.keeps(row.job.id)  # makes the partition of an old day
         started = bisect(lambda part: self._run(begin, part), unique, refuse)
         return Begun(frozenset().union(*started), refused)
 
@@ -168,7 +170,10 @@ class Ledger:
             stored = dict.fromkeys(done.changed, failed.body)
             return Finished(winners={**done.winners, **stored}, refused={row.job.id: reason})
 
-        return _merged(bisect(write, first_by(lambda row: row.job.id, outcomes), refuse))
+        unique = first_by(lambda row: row.job.id, outcomes)
+        for row in unique:
+            self.keeps(row.job.id)
+        return _merged(bisect(write, unique, refuse))
 
     def end_attempts(self, worker: str, ids: Collection[UUID], *, died: bool = False) -> None:
         """End this worker's open attempts at `ids` without an outcome.

@@ -1,0 +1,139 @@
+"""Day partitions: which id belongs where, made ahead, dropped when their time is over."""
+
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rows import attempt, job, named, outcome, query, rejection
+
+from headrace.ledger import Ledger
+from headrace.ledger.partitions import AHEAD, day_of, first_id, today
+from headrace.schemas import CancelBatch, named_key, uuid7
+
+
+@given(st.integers(0, (1 << 48) - 1), st.binary(min_size=10, max_size=10))
+def test_an_id_lies_in_the_range_of_its_day(milliseconds: int, entropy: bytes) -> None:
+    id = uuid7(milliseconds, entropy)
+    day = day_of(id)
+    if id.bytes[0] == 0xFF:
+        assert day is None
+    elif milliseconds // 86_400_000 + date(1970, 1, 1).toordinal() >= date.max.toordinal():
+        assert day == date.max
+    else:
+        assert day is not None
+        assert first_id(day) <= id < first_id(day + timedelta(days=1))
+
+
+@given(st.text())
+def test_named_ids_have_no_day(name: str) -> None:
+    assert day_of(named_key("acme", name)) is None
+
+
+def test_partitions_are_made_ahead_and_only_once(ledger: Ledger, database_url: str) -> None:
+    assert ledger.ensure_partitions() == 0
+    assert ledger.ensure_partitions(days_ahead=AHEAD + 2) == 2
+    for table in ("jobs", "results", "attempts"):
+        names = query(
+            database_url,
+            f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{table}'::regclass",
+        )
+        days = {today() + timedelta(days=n) for n in range(-1, AHEAD + 3)}
+        assert {name for (name,) in names} == {f"{table}_named"} | {f"{table}_{day:%Y%m%d}" for day in days}
+
+
+def test_partitions_of_jobs_leave_half_a_page_for_updates(ledger: Ledger, database_url: str) -> None:
+    ledger.ensure_partitions(days_ahead=AHEAD + 1)
+    options = query(
+        database_url,
+        "SELECT DISTINCT reloptions FROM pg_class WHERE relkind = 'r' AND relname ~ '^(jobs|attempts)_'",
+    )
+    assert options == [(["fillfactor=50"],)]
+
+
+def test_updates_stay_heap_only(ledger: Ledger, database_url: str) -> None:
+    rows = [job() for _ in range(300)]
+    for part in range(0, 300, 50):
+        ledger.record(rows[part : part + 50])
+        ledger.begin([attempt(row) for row in rows[part : part + 50]])
+        ledger.finish([outcome(row) for row in rows[part : part + 50]])
+    name = f"jobs_{today():%Y%m%d}"
+    with psycopg.connect(database_url) as connection:
+        (rewritten,) = connection.execute(
+            "SELECT count(*) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid"
+            " AND a.attnum = ANY(i.indkey) WHERE i.indrelid = %s::regclass"
+            " AND a.attname IN ('state', 'run', 'attempt', 'finished_at', 'error_code')",
+            (name,),
+        ).fetchone() or (None,)
+    assert rewritten == 0  # no index holds what an update changes
+
+
+def test_a_day_within_reach_is_made_when_it_is_met(ledger: Ledger) -> None:
+    week = uuid7(int((datetime.now(UTC) - timedelta(days=20)).timestamp() * 1000))
+    assert ledger.record([job(id=week)]) == 1
+    year = uuid7(int((datetime.now(UTC) - timedelta(days=365)).timestamp() * 1000))
+    assert not ledger.keeps(year)
+
+
+def test_a_day_that_another_process_made_is_found(ledger: Ledger, database_url: str) -> None:
+    soon = uuid7(int((datetime.now(UTC) + timedelta(days=AHEAD)).timestamp() * 1000))
+    later = uuid7(int((datetime.now(UTC) + timedelta(days=AHEAD + 1)).timestamp() * 1000))
+    assert ledger.keeps(soon)
+    with Ledger(database_url) as other:
+        other.ensure_partitions(days_ahead=AHEAD + 1)
+        assert other.keeps(later)
+        assert other.record([job(id=later)]) == 1
+
+
+@pytest.fixture
+def old_id(ledger: Ledger) -> UUID:
+    return uuid7(int((datetime.now(UTC) - timedelta(days=10)).timestamp() * 1000))
+
+
+def test_days_that_ended_long_ago_are_dropped(ledger: Ledger, old_id: UUID) -> None:
+    row, young = job(id=old_id), job()
+    ledger.finish([outcome(row), outcome(young)])
+    day = day_of(old_id)
+    assert ledger.retire(timedelta(days=30)) == []
+    assert ledger.retire(timedelta(days=5)) == [f"{day:%Y%m%d}"]
+    assert ledger.job(row.id) is None
+    assert ledger.job(young.id) is not None
+
+
+def test_a_day_with_a_live_job_is_kept(ledger: Ledger, old_id: UUID) -> None:
+    row = job(id=old_id)
+    ledger.record([row])
+    assert ledger.retire(timedelta(days=5)) == []
+    ledger.finish([outcome(row)])
+    assert len(ledger.retire(timedelta(days=5))) == 1
+
+
+def test_named_jobs_are_forgotten_by_their_age(ledger: Ledger, database_url: str) -> None:
+    over, young, live = named("over"), named("young"), named("live")
+    ledger.begin([attempt(over)])
+    ledger.finish([outcome(over), outcome(young)])
+    ledger.record([live])
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "UPDATE jobs SET finished_at = now() - interval '9 days' WHERE id = %s", (over.id,)
+        )
+    ledger.retire(timedelta(days=5))
+    assert [id for (id,) in query(database_url, "SELECT id FROM jobs ORDER BY id")] == [
+        row.id for row in sorted([young, live], key=lambda row: row.id)
+    ]
+    assert query(database_url, "SELECT count(*) FROM results") == [(1,)]
+    assert query(database_url, "SELECT count(*) FROM attempts") == [(0,)]
+
+
+def test_what_else_is_old_is_forgotten(ledger: Ledger, database_url: str) -> None:
+    ledger.apply_control([CancelBatch(tenant="acme", batch_id="b9")])
+    ledger.reject([rejection()])
+    ledger.heartbeat("w1", "default", "m", ttl=1)
+    ledger.retire(timedelta(days=1))
+    counts = "SELECT (SELECT count(*) FROM cancels), (SELECT count(*) FROM rejections), (SELECT count(*) FROM workers)"
+    assert query(database_url, counts) == [(1, 1, 1)]
+    ledger.leave("w1")
+    ledger.retire(timedelta(0))
+    assert query(database_url, counts) == [(0, 0, 0)]
