@@ -41,27 +41,20 @@ class Installation:
     def client(self, **options: object) -> Client:
         return Client(self.bootstrap, self.topics, **options)  # type: ignore[arg-type]
 
-    def read(self, topic: str) -> list[Message]:
-        """Everything on ``topic`` now."""
+    def read(self, topic: str, count: int) -> list[Message]:
+        """The records of ``topic``, of which there should be ``count``."""
         consumer = Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": str(uuid4()), "enable.auto.commit": False}
         )
-        partitions = [
-            TopicPartition(topic, number) for number in consumer.list_topics(topic).topics[topic].partitions
-        ]
-        marks = [consumer.get_watermark_offsets(partition) for partition in partitions]
-        wanted = sum(high - low for low, high in marks)
-        consumer.assign(
-            [TopicPartition(topic, at.partition, low) for at, (low, _) in zip(partitions, marks, strict=True)]
-        )
-        messages: list[Message] = []
-        while len(messages) < wanted:
-            messages += consumer.consume(wanted - len(messages), timeout=1)
+        partitions = consumer.list_topics(topic).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        messages: list[Message] = consumer.consume(count, timeout=30)
+        messages += consumer.consume(1, timeout=0.2)
         consumer.close()
         return messages
 
-    def control(self) -> list[ControlMessage]:
-        return [parse_control(message.value()) for message in self.read(self.topics.control)]
+    def control(self, count: int) -> list[ControlMessage]:
+        return [parse_control(message.value()) for message in self.read(self.topics.control, count)]
 
     def send(self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
         producer = Producer({"bootstrap.servers": self.bootstrap})
@@ -100,13 +93,13 @@ def test_a_batch_is_opened_filled_and_closed_with_its_count(installation: Instal
         submission = client.submit(jobs, "bulk", metadata={"owner": "tests"})
     assert submission.expected == 4
     assert submission.problems == []
-    opened, closed = sorted(installation.control(), key=lambda message: message.type, reverse=True)
+    opened, closed = sorted(installation.control(2), key=lambda message: message.type, reverse=True)
     assert isinstance(opened, BatchOpened)
     assert opened.metadata == {"owner": "tests"}
     assert isinstance(closed, BatchClosed)
     assert closed.expected == 4
     assert opened.batch_id == closed.batch_id == submission.batch_id
-    messages = installation.read(installation.topics.jobs("bulk"))
+    messages = installation.read(installation.topics.jobs("bulk"), 4)
     parsed = [parse_job(message.value(), message.headers(), source(message)) for message in messages]
     assert {job.prompt for job in parsed} == {"one", "two", "three", "four"}
     assert {job.envelope.id for job in parsed} == set(submission.ids)
@@ -130,7 +123,7 @@ def test_bad_lines_are_sent_as_they_are_and_reported_by_number(installation: Ins
     ]
     assert submission.expected == 4
     assert len(submission.ids) == 2
-    messages = installation.read(installation.topics.jobs("standard"))
+    messages = installation.read(installation.topics.jobs("standard"), 4)
     assert {message.value() for message in messages} == set(lines)
     assert {dict(message.headers())[names.BATCH_ID] for message in messages} == {submission.batch_id.encode()}
 
@@ -144,7 +137,7 @@ def test_a_strict_submit_stops_at_the_first_bad_line_and_cancels_the_batch(
             [{"prompt": "a"}, {"prompt": "b", "sampling": {"top_p": 0}}, {"prompt": "c"}], strict=True
         )
     client.close()
-    assert {type(message) for message in installation.control()} == {BatchOpened, CancelBatch}
+    assert {type(message) for message in installation.control(2)} == {BatchOpened, CancelBatch}
 
 
 def test_submitting_again_under_an_idempotency_key_gives_the_same_jobs(installation: Installation) -> None:
@@ -156,7 +149,7 @@ def test_submitting_again_under_an_idempotency_key_gives_the_same_jobs(installat
     assert first == second
     assert len(set(first.ids)) == 3
     assert not set(first.ids) & set(other.ids)
-    messages = installation.read(installation.topics.jobs("standard"))
+    messages = installation.read(installation.topics.jobs("standard"), 9)
     content = {
         (job.id, job.content_sha)
         for job in (
@@ -177,7 +170,7 @@ def test_a_broken_off_submit_with_an_idempotency_key_leaves_the_batch_open(
     with pytest.raises(OSError, match="the disk is gone"):
         client.submit(lines(), idempotency_key="again")
     client.close()
-    assert [type(message) for message in installation.control()] == [BatchOpened]
+    assert [type(message) for message in installation.control(1)] == [BatchOpened]
 
 
 def test_a_line_too_large_for_kafka_is_reported_and_the_rest_is_sent(installation: Installation) -> None:
@@ -193,7 +186,7 @@ def test_more_than_the_buffer_holds_is_sent_by_waiting(installation: Installatio
     with installation.client(kafka={"queue.buffering.max.messages": 50}) as client:
         submission = client.submit({"prompt": f"number {number}"} for number in range(2_000))
     assert submission.expected == len(set(submission.ids)) == 2_000
-    assert len(installation.read(installation.topics.jobs("standard"))) == 2_000
+    assert len(installation.read(installation.topics.jobs("standard"), 2_000)) == 2_000
 
 
 def test_cancels_name_their_target(installation: Installation) -> None:
@@ -203,7 +196,7 @@ def test_cancels_name_their_target(installation: Installation) -> None:
         client.cancel_job("mine")
         client.cancel_job(str(named_key("acme", "its id as printed")))
         client.cancel_job(id)
-    cancels = installation.control()
+    cancels = installation.control(4)
     assert {(type(cancel), cancel.tenant) for cancel in cancels} == {
         (CancelBatch, "acme"),
         (CancelJob, "acme"),
@@ -265,6 +258,10 @@ def test_records_that_kafka_does_not_take_surface(kafka: str) -> None:
         client.submit([{"prompt": "a"}])
 
 
+@pytest.mark.skipif(
+    not apache_kafka.describe().startswith("Apache Kafka"),
+    reason="this broker makes topics that are asked for",
+)
 def test_a_batch_whose_jobs_kafka_does_not_take_is_cancelled(kafka: str) -> None:
     topics = Topics(prefix=f"test-{uuid4().hex[:8]}")
     apache_kafka.create_topics(kafka, [topics.control], partitions=1)
@@ -272,7 +269,7 @@ def test_a_batch_whose_jobs_kafka_does_not_take_is_cancelled(kafka: str) -> None
     with pytest.raises(DeliveryFailed, match="3 records did not reach Kafka") as caught:
         client.submit([{"prompt": "a"}] * 3)
     assert len(caught.value.keys) == caught.value.failed == 3
-    types = [type(message) for message in Installation(kafka, topics).control()]
+    types = [type(message) for message in Installation(kafka, topics).control(2)]
     assert types == [BatchOpened, CancelBatch]
 
 

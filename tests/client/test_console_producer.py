@@ -37,13 +37,12 @@ def run(script: str, bootstrap: str, topics: Topics, directory: Path) -> None:
     )
 
 
-def read(bootstrap: str, topic: str) -> list[Message]:
+def read(bootstrap: str, topic: str, count: int) -> list[Message]:
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": str(uuid4()), "enable.auto.commit": False}
     )
-    wanted = consumer.get_watermark_offsets(TopicPartition(topic, 0))[1]
     consumer.assign([TopicPartition(topic, 0, 0)])
-    messages = consumer.consume(wanted, timeout=30)
+    messages = consumer.consume(count, timeout=30) + consumer.consume(1, timeout=0.2)
     consumer.close()
     return messages
 
@@ -61,7 +60,7 @@ def topics(kafka: str) -> Topics:
 
 def test_one_job_from_the_console(kafka: str, topics: Topics, tmp_path: Path) -> None:
     run(example("console job"), kafka, topics, tmp_path)
-    (message,) = read(kafka, topics.jobs("standard"))
+    (message,) = read(kafka, topics.jobs("standard"), 1)
     job = parse_job(message.value(), message.headers(), source(message))
     assert (job.custom_id, job.batch_id, job.sampling.max_tokens) == ("q-1", "demo", 16)
 
@@ -69,13 +68,13 @@ def test_one_job_from_the_console(kafka: str, topics: Topics, tmp_path: Path) ->
 def test_a_batch_from_the_console(kafka: str, topics: Topics, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "tab\\there, and: colons"}\n\n{"prompt": "two"}\n')
     run(example("console batch"), kafka, topics, tmp_path)
-    messages = read(kafka, topics.jobs("bulk"))
+    messages = read(kafka, topics.jobs("bulk"), 2)
     jobs = [parse_job(message.value(), message.headers(), source(message)) for message in messages]
     assert [(job.prompt, job.batch_id) for job in jobs] == [
         ("tab\there, and: colons", "demo"),
         ("two", "demo"),
     ]
-    (control,) = read(kafka, topics.control)
+    (control,) = read(kafka, topics.control, 1)
     closed = parse_control(control.value())
     assert isinstance(closed, BatchClosed)
     assert (closed.batch_id, closed.expected) == ("demo", 2)
