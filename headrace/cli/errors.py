@@ -70,6 +70,7 @@ RULES = {
     "builtins.FileExistsError": Rule(
         Exit.REFUSED, "Choose another name, or move it away.", "{path} is already there."
     ),
+    "builtins.BlockingIOError": Rule(Exit.REFUSED, "", "{path} is in use by another process."),
     "builtins.IsADirectoryError": Rule(Exit.USAGE, "Name a file.", "{path} is a directory."),
     "builtins.PermissionError": Rule(Exit.REFUSED, "", "No permission for {path}."),
 }
@@ -81,9 +82,7 @@ def translate(error: BaseException) -> Failure | None:
         return error
     for name in _names(type(error)):
         if rule := RULES.get(name):
-            text = rule.sentence.format(
-                error=_one_line(str(error)), path=getattr(error, "filename", None) or error
-            )
+            text = rule.sentence.format(error=_text(error), path=getattr(error, "filename", None) or error)
             return Failure(rule.exit_code, text, getattr(error, "remedy", "") or rule.remedy)
     return None
 
@@ -93,7 +92,8 @@ def _names(kind: type[BaseException]) -> Iterator[str]:
         yield f"{ancestor.__module__}.{ancestor.__qualname__}"
 
 
-def _one_line(text: str) -> str:
-    """The first line of a driver's message: the rest repeats itself for each address tried."""
-    lines = text.strip().splitlines() or [""]
-    return lines[0] if "psycopg" in text or "connection" in lines[0] else text.strip()
+def _text(error: BaseException) -> str:
+    """What a driver says, without what it repeats: KafkaError's repr, libpq's line for each address tried."""
+    cause = error.args[0] if error.args else ""
+    text = cause.str() if hasattr(cause, "str") else str(error).strip()
+    return text.splitlines()[0] if "connection" in text else text

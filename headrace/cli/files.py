@@ -46,6 +46,10 @@ def generate(
     """
     if not source.is_file():
         raise Failure(Exit.NOT_FOUND, f"There is no file {source}.")
+    if not resume and target.exists() and target.stat().st_size:  # known before a model is loaded for nothing
+        raise Failure(
+            Exit.REFUSED, f"{target} is already there.", "Go on with it by --resume, or choose another."
+        )
     settings = context.load_settings(model=model, device=device)
     logs.configure(settings)
 

@@ -54,7 +54,7 @@ def sentence(glance: Glance) -> str:
         f"{glance.queued} queued",
         f"{glance.tokens_per_s:.0f} tokens/s",
     ]
-    if glance.eta_s is not None:
+    if glance.eta_s:
         parts.append(f"ETA {duration(glance.eta_s)}")
     return ", ".join(parts)
 
@@ -131,6 +131,6 @@ class _Live:
             " · ",
             (f"{glance.failed} failed", "red" if glance.failed else ""),
             f" · {glance.running} running · {glance.queued} queued · {glance.tokens_per_s:.0f} tokens/s · ETA ",
-            "-" if glance.eta_s is None else duration(glance.eta_s),
+            duration(glance.eta_s) if glance.eta_s else "-",
         )
         return Group(line, figures)

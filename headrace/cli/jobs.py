@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
-from uuid import UUID
 
 import typer
 
@@ -198,9 +197,9 @@ def report_problems(submission: "Submission") -> None:
 
 def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "BatchProgress | JobStatus":
     """The batch or, failing that, the job that ``target`` names. Raises Failure."""
-    from headrace.schemas.ids import named_key
+    from headrace.schemas.ids import key_meant
 
-    found = ledger.batch(tenant, target) or ledger.job(_uuid(target) or named_key(tenant, target))
+    found = ledger.batch(tenant, target) or ledger.job(key_meant(tenant, target))
     if found is None:
         raise Failure(
             Exit.NOT_FOUND,
@@ -242,13 +241,6 @@ def _batch(ledger: "Ledger", tenant: str, batch_id: str) -> "BatchProgress":
             "The recorder may not have read it yet; is `headrace recorder` running?",
         )
     return batch
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def _submitted(submission: "Submission", tier: str) -> dict[str, Any]:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+# A pipe has no width; rich would take 80 and break lines that a program or a log reads.
+PIPE_WIDTH = 4096
+
+
 def _remember(context: typer.Context, value: bool) -> bool:
     """Let the boundary know, so that a failure is JSON too."""
     if value:
@@ -27,14 +31,14 @@ def console() -> "Console":
     """The console on stdout. Made anew: tests and pipes replace sys.stdout."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def messages() -> "Console":
     """The console on stderr."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def emit(data: Any) -> None:
@@ -45,12 +49,14 @@ def emit(data: Any) -> None:
     sys.stdout.flush()
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
-    """Print a table; None is shown as a dash. Values are text, never markup."""
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table; None is shown as a dash. Values are text, never markup, and wrap where there is no room."""
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(*columns, title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    grid = Table(header_style="bold", box=None, pad_edge=False)
+    for name in columns:
+        grid.add_column(name, overflow="fold")
     for row in rows:
         grid.add_row(*(Text("-" if value is None else str(value)) for value in row))
     console().print(grid)

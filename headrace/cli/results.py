@@ -65,9 +65,6 @@ def _result_line(result: "StoredResult", format: Format) -> bytes:
 
     from headrace.schemas import JobResult
 
-    if result.body is None:  # too large for the table: it is kept elsewhere
-        body = {"id": result.id, "run": result.run, "custom_id": result.custom_id, "state": result.state}
-        return orjson.dumps({**body, "uri": result.uri}) + b"\n"
     if format is Format.OPENAI:
         return orjson.dumps(JobResult.decode(result.body).to_openai()) + b"\n"
     return result.body + b"\n"

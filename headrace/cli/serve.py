@@ -41,8 +41,8 @@ def worker(model: Model = None, device: Device = None) -> None:
     from headrace.ledger import Ledger
     from headrace.worker import Worker
 
+    engine = engine_config(settings)  # may download a model, which a signal ends as usual
     with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
-        engine = engine_config(settings)
         Worker(config, lambda: open_text_engine(engine), ledger).run(stop)
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 SHOWN_KINDS = ("complete", "explain", "summary", "translate", "handbook", "openai", "bad")
 CUT = 240
 
-BATCH_SQL = """SELECT batch_id, state, expected, succeeded, failed, prompt_tokens, cached_tokens, completion_tokens
+BATCH_SQL = """SELECT state, expected, succeeded, failed, cached_tokens, completion_tokens
 FROM batch_progress WHERE batch_id = %s"""
-JOBS_SQL = """SELECT custom_id, state, attempt, prompt_tokens, cached_tokens, completion_tokens, error
-FROM job_status WHERE batch_id = %s ORDER BY state, custom_id LIMIT 10"""
+JOBS_SQL = """SELECT custom_id, state, cached_tokens AS cached, completion_tokens AS completion, error
+FROM job_status WHERE batch_id = %s ORDER BY error, custom_id LIMIT 8"""
 
 
 def answers(ledger: "Ledger", tenant: str, batch_id: str, file: Path) -> None:

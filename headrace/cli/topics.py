@@ -44,7 +44,8 @@ def create(
     names = context.topics(settings)
     wanted = [NewTopic(name, partitions, replication) for name in names.all]
     created = []
-    for name, future in context.admin(settings).create_topics(wanted, request_timeout=TIMEOUT_S).items():
+    admin = context.admin(settings)  # lives until the last answer is in
+    for name, future in admin.create_topics(wanted, request_timeout=TIMEOUT_S).items():
         try:
             future.result()
             created.append(name)

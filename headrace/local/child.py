@@ -14,6 +14,8 @@ import psutil
 from headrace.local.errors import ChildFailed, Interrupted
 
 POLL_S = 0.05
+# Creation times are counted from the boot time, which the kernel gives in whole seconds and may round anew.
+CLOCK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Identity:
         """The process, if it is still there and still the same one."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 0.01
+            same = abs(process.create_time() - self.created) < CLOCK_S
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
@@ -56,7 +58,7 @@ class Child:
     """A running child. ``stop_signal`` asks it to end, within ``grace_s``."""
 
     name: str
-    popen: "subprocess.Popen[bytes]"
+    popen: psutil.Popen
     identity: Identity
     log: Path
     grace_s: float
@@ -81,7 +83,7 @@ class Child:
         """
         privileges = {} if user is None else {"user": user, "group": user, "extra_groups": []}
         with log.open("ab") as output:
-            popen = subprocess.Popen(  # type: ignore[call-overload]
+            popen = psutil.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -119,8 +121,7 @@ class Child:
     def stop(self) -> None:
         """Stop it, by force after ``grace_s``. Idempotent."""
         if self.popen.poll() is None:
-            stop_process(psutil.Process(self.popen.pid), self.grace_s, self.stop_signal)
-        self.popen.wait()
+            stop_process(self.popen, self.grace_s, self.stop_signal)
 
     def _failed(self, what: str) -> ChildFailed:
         lines = self.log.read_text(errors="replace").strip().splitlines()

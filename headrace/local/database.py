@@ -58,7 +58,7 @@ def start(home: Path, log: Path, stop: Event) -> Child:
         os.chown(home, NOBODY, NOBODY)
     _init(binaries, home, log, user, stop)
     settings = (f"--{setting}" for setting in ("listen_addresses=", *EPHEMERAL))
-    command = (binaries / "bin" / "postgres", "-D", home / "data", "-k", home, *settings)
+    command = [str(binaries / "bin" / "postgres"), "-D", str(home / "data"), "-k", str(home), *settings]
     # SIGINT is Postgres' fast shutdown; SIGTERM's waits for every client to leave.
     return Child.start("database", command, log, user=user, grace_s=5.0, stop_signal=signal.SIGINT)
 
@@ -82,7 +82,7 @@ def wait_ready(child: Child, home: Path, stop: Event) -> None:
 
 def _init(binaries: Path, home: Path, log: Path, user: int | None, stop: Event) -> None:
     options = ["--username", NAME, "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
-    command = (binaries / "bin" / "initdb", "-D", home / "data", *options)
+    command = [str(binaries / "bin" / "initdb"), "-D", str(home / "data"), *options]
     initdb = Child.start("database's initdb", command, log, user=user)
     try:
         initdb.wait(stop)

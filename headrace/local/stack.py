@@ -23,6 +23,10 @@ from headrace.settings import Settings, child_environment
 # A service that lives for less than this was not well to begin with; so many such lives in a row and we give up.
 SHORT_LIFE_S = 30.0
 SHORT_LIVES = 3
+# The first start of all downloads the model.
+WORKER_START_S = 900.0
+# What a child without work of its own may take to stop.
+QUICK_S = 3.0
 
 Report = Callable[[str], None]
 
@@ -85,10 +89,10 @@ class Stack:
         self._report("database is migrated")
         self._run("topics", "topics", "create")
         self._report("topics are there")
-        self._prepare_model()
+        others = _workers_alive(url)
         self._serve("recorder", "recorder")
         self._serve("worker", "worker")
-        self._wait_for_worker(url)
+        self._wait_for_worker(url, others)
         self._record.addresses = Addresses(bootstrap, url)
         self.state.write(self._record)
         return self._record.addresses
@@ -139,15 +143,13 @@ class Stack:
         self._report(f"database is up ({time.monotonic() - began:.1f} s)")
         return database.url(home)
 
-    def _prepare_model(self) -> None:
-        if self._settings.model is None:
-            self._report("looking for the default model (fetched and converted the first time)")
-            self._run("model", "local", "model")
-
-    def _wait_for_worker(self, url: str) -> None:
+    def _wait_for_worker(self, url: str, before: set[str]) -> None:
         began = time.monotonic()
-        self._report("worker is loading the model")
-        self._services[-1].child.wait_until(lambda: _workers_alive(url) > 0, self._stop, timeout_s=180)
+        fetched = "" if self._settings.model else " (fetched and converted the first time)"
+        self._report(f"worker is loading the model{fetched}")
+        worker = self._services[-1].child
+        worker.wait_until(lambda: bool(_workers_alive(url) - before), self._stop, timeout_s=WORKER_START_S)
+        worker.grace_s = self._settings.grace_seconds + 5  # from here on it may have jobs to finish
         self._report(f"worker is ready ({time.monotonic() - began:.1f} s)")
 
     # How a headrace command becomes a child.
@@ -155,15 +157,13 @@ class Stack:
     def _launch(self, name: str, arguments: tuple[str, ...]) -> Child:
         # -P: the current directory must not decide what is imported.
         command = [sys.executable, "-P", "-m", "headrace", *arguments]
-        grace = self._settings.grace_seconds + 5
-        return self._own(Child.start(name, command, self._log(name), env=self._environment, grace_s=grace))
+        return self._own(Child.start(name, command, self._log(name), env=self._environment, grace_s=QUICK_S))
 
     def _run(self, name: str, *arguments: str) -> None:
         child = self._launch(name, arguments)
         try:
             child.wait(self._stop)
         finally:
-            child.grace_s = 1.0
             child.stop()
 
     def _serve(self, name: str, *arguments: str) -> None:
@@ -175,7 +175,9 @@ class Stack:
         if service.short_lives >= SHORT_LIVES:
             raise failure
         self._report(f"{service.name} ended with status {service.child.popen.returncode}; starting another")
+        grace = service.child.grace_s
         service.child = self._launch(service.name, service.arguments)
+        service.child.grace_s = grace
         service.started = time.monotonic()
 
     def _own(self, child: Child) -> Child:
@@ -187,10 +189,10 @@ class Stack:
         return self.state.logs / f"{name}.log"
 
 
-def _workers_alive(url: str) -> int:
-    """Workers whose heartbeat the database knows."""
+def _workers_alive(url: str) -> set[str]:
+    """Names of the workers whose heartbeat the database knows."""
     import psycopg
 
     with psycopg.connect(url) as connection:
-        row = connection.execute("SELECT count(*) FROM workers WHERE alive_until > now()").fetchone()
-        return int(row[0]) if row else 0
+        rows = connection.execute("SELECT worker FROM workers WHERE alive_until > now()").fetchall()
+    return {row[0] for row in rows}

@@ -1,0 +1,142 @@
+"""A user's mistake is one sentence, a remedy and an exit code; never a traceback."""
+
+import json
+import socket
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.cli import app
+from headrace.cli.errors import RULES, Failure, translate
+from headrace.cli.exits import Exit
+from headrace.engine.errors import BadCheckpoint, EngineError
+from headrace.local.errors import MissingPart
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No addresses anywhere."""
+    for name in ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_is_about_an_error_that_exists(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    module = "confluent_kafka.cimpl" if module == "cimpl" else module
+    assert issubclass(getattr(import_module(module), kind), BaseException)
+
+
+def test_a_subclass_has_its_own_rule_or_its_parents() -> None:
+    own, parents = translate(BadCheckpoint("no weights")), translate(EngineError("lag must be 0, 1 or 2"))
+    assert own is not None
+    assert own.exit_code is Exit.REFUSED
+    assert parents is not None
+    assert parents.exit_code is Exit.USAGE
+
+
+def test_an_error_that_brings_a_remedy_keeps_it() -> None:
+    failure = translate(MissingPart("The broker is not installed.", "Install it."))
+    assert failure is not None
+    assert (failure.message, failure.remedy) == ("The broker is not installed.", "Install it.")
+
+
+def test_a_defect_is_not_translated() -> None:
+    assert translate(ZeroDivisionError("division by zero")) is None
+
+
+def test_a_failure_is_itself() -> None:
+    failure = Failure(Exit.USAGE, "No.")
+    assert translate(failure) is failure
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    "command", ["status b", "results b", "cancel b", "migrate", "topics create", "topics describe"]
+)
+def test_without_addresses_a_command_says_how_to_get_them(command: str) -> None:
+    result = run(*command.split())
+    assert result.exit_code == Exit.NOT_READY
+    assert "headrace local up" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_failure_is_json_with_json() -> None:
+    result = run("status", "b", "--json")
+    error = json.loads(result.stderr)["error"]
+    assert result.exit_code == error["exit_code"] == Exit.NOT_READY
+    assert "DATABASE_URL" in error["remedy"]
+    assert result.stdout == ""
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_database_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "DATABASE_URL", f"postgresql://me:secret@127.0.0.1:{closed_port()}/x?connect_timeout=1"
+    )
+    result = run("migrate")
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert "DATABASE_URL" in result.output
+    assert "secret" not in result.output
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_broker_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cli.topics.TIMEOUT_S", 1.0)
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{closed_port()}")
+    result = run("topics", "describe")
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert "KAFKA_BOOTSTRAP_SERVERS" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_KV_TOKENS", "-4")
+    result = run("doctor")
+    assert result.exit_code == Exit.USAGE
+    assert "HEADRACE_KV_TOKENS" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    "command", ["submit gone.jsonl", "generate gone.jsonl out", "convert gone out", "local run gone"]
+)
+def test_a_file_that_is_not_there_is_not_found(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    result = run(*command.split())
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "gone" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+def test_an_unknown_tier_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    result = run("submit", str(file), "--tier", "hurry")
+    assert result.exit_code == Exit.USAGE
+    assert "interactive, standard, bulk" in result.output
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert run("submit", "--speed", "9").exit_code == Exit.USAGE
+
+
+@pytest.mark.usefixtures("bare")
+def test_doctor_gives_a_remedy_for_everything_that_is_missing() -> None:
+    result = run("doctor", "--json")
+    findings = {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
+    assert result.exit_code == Exit.NOT_READY
+    assert all(findings[check]["remedy"] for check in ("broker", "topics", "database", "migrations"))

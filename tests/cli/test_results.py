@@ -1,0 +1,83 @@
+"""Results as JSON lines: each job once, rejected records too, as they end or when all have."""
+
+import io
+from collections.abc import Iterator
+from threading import Event
+from uuid import UUID, uuid4
+
+import orjson
+import pytest
+
+from headrace.cli import results
+from headrace.cli.results import Format, write_results
+from headrace.ledger import BatchProgress, BatchState, RejectionRow, StoredResult
+from headrace.schemas import Choice, JobResult, JobState
+
+
+class Table:
+    """A ledger of one batch; each look at the batch moves on to the next of ``stages``: how many have ended."""
+
+    def __init__(self, total: int, stages: list[int], rejected: int = 0) -> None:
+        self.rows = [self._row(number) for number in range(total)]
+        self.stages = stages
+        self.rejected = rejected
+        self.ended = 0
+
+    def _row(self, number: int) -> StoredResult:
+        body = JobResult(
+            id=uuid4(), custom_id=f"c{number}", state=JobState.SUCCEEDED, model="m",
+            choices=[Choice(text=f"answer {number}", finish_reason="stop")],
+        )  # fmt: skip
+        return StoredResult(body.id, 1, body.custom_id, JobState.SUCCEEDED, body.encode())
+
+    def batch(self, tenant: str, batch_id: str) -> BatchProgress:
+        self.ended = self.stages.pop(0) if self.stages else self.ended
+        complete = self.ended == len(self.rows)
+        return BatchProgress(
+            tenant=tenant, batch_id=batch_id, state=BatchState.COMPLETE if complete else BatchState.CLOSED,
+            expected=len(self.rows) + self.rejected, submitted=len(self.rows), queued=0, running=0,
+            succeeded=self.ended, failed=0, cancelled=0, expired=0, rejected=self.rejected, prompt_tokens=0,
+            cached_tokens=0, completion_tokens=0, opened_at=None, closed_at=None,
+        )  # fmt: skip
+
+    def results(self, tenant: str, batch_id: str, after: UUID | None = None) -> Iterator[StoredResult]:
+        # Those that ended last come first, as ids may have it.
+        return reversed(self.rows[: self.ended])
+
+    def rejections(self, tenant: str, batch_id: str) -> list[RejectionRow]:
+        return [RejectionRow("t", 0, n, "default", "invalid_json", "not JSON") for n in range(self.rejected)]
+
+
+def write(table: Table, format: Format = Format.JSONL, *, follow: bool = False) -> list[dict[str, object]]:
+    out = io.BytesIO()
+    count = write_results(table, "default", "b", out, format, follow=follow, stop=Event())  # type: ignore[arg-type]
+    lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
+    assert len(lines) == count
+    return lines
+
+
+def test_what_has_ended_is_written_once_and_no_more_waited_for() -> None:
+    lines = write(Table(4, [2]))
+    assert sorted(str(line["custom_id"]) for line in lines) == ["c0", "c1"]
+
+
+def test_following_writes_each_job_once_in_the_order_of_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "POLL_S", 0.01)
+    lines = write(Table(5, [0, 2, 2, 5]), follow=True)
+    assert {str(line["custom_id"]) for line in lines[:2]} == {"c0", "c1"}
+    assert len({line["id"] for line in lines}) == 5
+
+
+def test_rejected_records_are_lines_too() -> None:
+    lines = write(Table(1, [1], rejected=2))
+    assert [line["state"] for line in lines] == ["succeeded", "rejected", "rejected"]
+    assert lines[1]["error"] == {"code": "invalid_json", "message": "not JSON"}
+
+
+def test_openais_format_has_a_response_or_an_error() -> None:
+    answered, rejected = write(Table(1, [1], rejected=1), Format.OPENAI)
+    assert answered["custom_id"] == "c0"
+    assert answered["response"]["status_code"] == 200  # type: ignore[index]
+    assert answered["error"] is None
+    assert rejected["response"] is None
+    assert rejected["error"]["code"] == "invalid_json"  # type: ignore[index]

@@ -1,0 +1,68 @@
+"""The environment is read in one place, and says what it means."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.settings import Settings, child_environment, variable
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in Settings.model_fields:
+        monkeypatch.delenv(variable(field), raising=False)
+
+
+def test_other_tools_names_are_kept_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "a:1,b:2")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://h/d")
+    settings = Settings()
+    assert (settings.kafka_bootstrap_servers, settings.database_url) == ("a:1,b:2", "postgresql://h/d")
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_MODEL", "")
+    monkeypatch.setenv("HEADRACE_KV_TOKENS", "")
+    assert (Settings().model, Settings().kv_tokens) == (None, None)
+
+
+def test_tiers_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TIERS", "fast, slow")
+    assert Settings().tiers == ("fast", "slow")
+
+
+def test_no_tiers_at_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TIERS", ",")
+    with pytest.raises(ValidationError, match="at least one tier"):
+        Settings()
+
+
+def test_kafka_properties_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "6000")
+    assert Settings().kafka == {"security.protocol": "SASL_SSL", "session.timeout.ms": "6000"}
+
+
+def test_an_option_of_the_command_line_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_DEVICE", "cuda")
+    assert Settings(device="cpu").device == "cpu"
+
+
+def test_a_childs_environment_is_ours_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_DEVICE", "cpu")
+    environment = child_environment(DATABASE_URL="postgresql://x")
+    assert (environment["HEADRACE_DEVICE"], environment["DATABASE_URL"]) == ("cpu", "postgresql://x")
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    """Two places look up the user's cache folder and the host's name for the temporary files: no settings of ours."""
+    reads = re.compile(r"environ\b|getenv\(")
+    allowed = {"headrace/settings.py", "headrace/local/model.py"}
+    folders = ("headrace/cli", "headrace/local", "schemas", "ledger", "worker", "client")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if reads.search(path.read_text())}
+    assert found <= allowed

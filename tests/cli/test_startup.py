@@ -1,0 +1,43 @@
+"""The command starts fast, because it imports what a command needs only when that command runs."""
+
+import subprocess
+import sys
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "confluent_kafka",
+    "sqlalchemy",
+    "psycopg",
+    "alembic",
+    "psutil",
+    "headrace.engine",
+)
+
+
+def imported_by(*arguments: str) -> set[str]:
+    code = (
+        "import sys\n"
+        "from headrace.cli import app\n"
+        f"sys.argv = ['headrace', *{list(arguments)!r}]\n"
+        "try:\n    app()\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "print('\\n'.join(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_imports_no_heavy_module() -> None:
+    assert imported_by("--help").isdisjoint(HEAVY)
+
+
+def test_help_of_a_command_imports_no_heavy_module() -> None:
+    assert imported_by("worker", "--help").isdisjoint(HEAVY)
+
+
+def test_the_version_is_printed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "headrace", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("headrace ")

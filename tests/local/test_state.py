@@ -1,0 +1,75 @@
+"""What a stack leaves on disk: found by other commands, cleaned up after a killed run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.local.child import Identity
+from headrace.local.errors import AlreadyRunning
+from headrace.local.state import Addresses, Record, StateDir
+
+ADDRESSES = Addresses("127.0.0.1:9092", "postgresql://headrace@/headrace?host=/tmp/x")
+
+
+def me() -> Identity:
+    return Identity.of("headrace", os.getpid())
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    record = Record(me(), [Identity("broker", 12, 3.5)], [str(tmp_path / "home")], ADDRESSES)
+    state.write(record)
+    assert state.read() == record
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"parent": 3}'])
+def test_a_record_that_cannot_be_read_is_an_empty_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stack.json").write_text(text)
+    assert StateDir(tmp_path).read() == Record()
+
+
+def test_a_directory_has_one_stack_at_a_time(tmp_path: Path) -> None:
+    first, second = StateDir(tmp_path), StateDir(tmp_path)
+    with first.lock():
+        first.write(Record(me()))
+        with pytest.raises(AlreadyRunning, match=f"process {os.getpid()}"), second.lock():
+            pass
+    with second.lock():
+        assert second.logs.is_dir()
+
+
+def test_a_running_stack_is_found_by_its_addresses(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    assert state.running() is None
+    state.write(Record(me()))
+    assert state.running() is None  # it is still starting
+    state.write(Record(me(), addresses=ADDRESSES))
+    assert state.running() == ADDRESSES
+
+
+def test_a_stack_whose_parent_is_gone_is_not_running(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.write(Record(Identity("headrace", os.getpid(), me().created - 100), addresses=ADDRESSES))
+    assert state.running() is None
+
+
+def test_leftovers_are_stopped_and_their_data_deleted(tmp_path: Path) -> None:
+    state, home = StateDir(tmp_path), tmp_path / "home"
+    home.mkdir()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        reused = Identity("database", other.pid, 1.0)  # a pid that somebody else has by now
+        state.write(Record(children=[Identity.of("broker", process.pid), reused], homes=[str(home)]))
+        assert state.clean_up() == ["broker"]
+        process.wait(timeout=10)
+        assert other.poll() is None
+        assert not home.exists()
+        assert state.clean_up() == []
+    finally:
+        for child in (process, other):
+            child.kill()
+            child.wait()
