@@ -5,6 +5,7 @@ alone owns the offsets: the worker tells it what is done through ``release``, an
 every second, on a revoke and at the end.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -197,6 +198,7 @@ class TierConsumer:
             consumer.pause([TopicPartition(*key) for key in pause])
         if resume := (self._paused - wanted) & assigned:
             consumer.resume([TopicPartition(*key) for key in resume])
+            _knock(consumer, resume)
         self._paused = wanted
 
     # --- offsets --------------------------------------------------------------------------------------------------
@@ -263,6 +265,7 @@ def _with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) -
         **ours,
         "auto.offset.reset": "earliest",
         "queued.min.messages": max(prefetch, 1000),
+        "fetch.queue.backoff.ms": 20,  # its default of a second is a second without jobs whenever that queue is full
         "queued.max.messages.kbytes": max(max_bytes // 1024 // 4, 1024),
         **settings,
         "enable.auto.commit": False,
@@ -284,6 +287,17 @@ def _delivery(message: Message, tier: str, assignment: Assignment) -> Delivery:
 
 def _offsets(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+
+
+def _knock(consumer: Consumer, partitions: set[tuple[str, int]]) -> None:
+    """Make librdkafka fetch what was resumed now.
+
+    Its broker threads sleep for a second when there is nothing to fetch, and a resume does not wake them; a request
+    does. This asks for something harmless (measured: 4 ms from the resume to the first record, instead of 900).
+    """
+    now = int(time.time() * 1000)
+    with contextlib.suppress(KafkaException):
+        consumer.offsets_for_times([TopicPartition(*key, now) for key in partitions], timeout=0.1)
 
 
 def _names(partitions: list[TopicPartition]) -> str:
