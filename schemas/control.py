@@ -16,7 +16,7 @@ from pydantic import (
 from headrace.schemas import topics
 from headrace.schemas.errors import ErrorCode, Unparsable
 from headrace.schemas.ids import named_key
-from headrace.schemas.job import MAX_METADATA, MetadataKey, MetadataValue, Name
+from headrace.schemas.job import Metadata, Name
 from headrace.schemas.wire import dump, load_object
 
 
@@ -56,7 +56,7 @@ class BatchOpened(_AboutBatch):
     input_ref: str | None = Field(
         default=None, max_length=2048, description="Where the input came from, for people."
     )
-    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=MAX_METADATA)
+    metadata: Metadata = Field(default_factory=dict)
 
 
 class BatchClosed(_AboutBatch):

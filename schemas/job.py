@@ -70,7 +70,7 @@ class TextPart(BaseModel):
 
 # By a tag (that no field is called), so that an error speaks of the form that was meant.
 Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
+    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")],
     Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
 ]
 
@@ -104,8 +104,18 @@ class Message(BaseModel):
         return data
 
 
-MetadataKey = Annotated[Text, Field(min_length=1, max_length=64)]
-MetadataValue = Annotated[Text, Field(max_length=512)]
+def _check_size(metadata: Any) -> Any:
+    # Before its items: there is no failing fast for objects.
+    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
+        raise refusal(ErrorCode.INVALID_VALUE, f"must have at most {MAX_METADATA} entries")
+    return metadata
+
+
+Metadata = Annotated[
+    dict[Annotated[Text, Field(min_length=1, max_length=64)], Annotated[Text, Field(max_length=512)]],
+    Field(max_length=MAX_METADATA),
+    BeforeValidator(_check_size),
+]
 
 
 class PromptJob(BaseModel):
@@ -141,12 +151,12 @@ class PromptJob(BaseModel):
     prompt: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARS)] | None = Field(
         default=None, description=f"a string of 1 to {MAX_PROMPT_CHARS:,} characters"
     )
-    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)] | None = (
-        Field(default=None, description=f"a list of 1 to {MAX_PROMPT_TOKENS:,} token ids")
-    )
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
-        default=None, description=f"a list of 1 to {MAX_MESSAGES:,} messages"
-    )
+    prompt_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)] | None
+    ) = Field(default=None, description=f"a list of 1 to {MAX_PROMPT_TOKENS:,} token ids")
+    messages: (
+        Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = Field(default=None, description=f"a list of 1 to {MAX_MESSAGES:,} messages")
     sampling: Sampling = Field(default_factory=Sampling, description="an object of sampling options")
     deadline: Annotated[
         datetime | None,
@@ -158,9 +168,8 @@ class PromptJob(BaseModel):
         default=None,
         description="a time after 2000: RFC 3339 with a zone, such as 2027-01-31T12:00:00Z, or seconds since the epoch",
     )
-    metadata: dict[MetadataKey, MetadataValue] = Field(
+    metadata: Metadata = Field(
         default_factory=dict,
-        max_length=MAX_METADATA,
         description=f"an object of up to {MAX_METADATA} strings, names up to 64 and values up to 512 characters long",
     )
     requires: list[Text] = Field(

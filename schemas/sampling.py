@@ -22,10 +22,12 @@ def _check_unicode(text: str) -> str:
     return text
 
 
+# Lists fail fast: a list of a million wrong items would else cost seconds, and gigabytes, of errors that nobody reads.
 # A description says what is allowed; an error message is the field's path, "must be" and that.
 Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, description="a token id of the model, 0 or more")]
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 
 
 def _as_list(stop: Any) -> Any:
@@ -81,16 +83,16 @@ class Sampling(BaseModel):
         default=0, ge=0, lt=2**31, description="a whole number, 0 or more, and at most max_tokens"
     )
     stop: Annotated[
-        list[Stop],
-        BeforeValidator(_as_list, json_schema_input_type=Stop | list[Stop]),
-        Field(
-            max_length=MAX_STOPS,
-            description=f"a string or a list of up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_CHARS} characters",
-        ),
-    ] = Field(default_factory=list)
+        Stops,
+        BeforeValidator(_as_list, json_schema_input_type=Stop | Stops),
+    ] = Field(
+        default_factory=list,
+        description=f"a string or a list of up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_CHARS} characters",
+    )
     stop_token_ids: list[TokenId] = Field(
         default_factory=list,
         max_length=MAX_STOP_TOKEN_IDS,
+        fail_fast=True,
         description=f"a list of up to {MAX_STOP_TOKEN_IDS} token ids",
     )
     ignore_eos: bool = Field(

@@ -8,6 +8,7 @@ import pytest
 from any_json import ANY_JSON
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from headrace.schemas import (
     Envelope,
@@ -239,6 +240,24 @@ def test_a_bad_job_is_told_its_field(body: Any, code: ErrorCode, param: str | No
     assert (error.code, error.param) == (code, param)
     assert param is None or error.message.startswith(f"{param} ")
     assert len(error.message) < 1_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt_token_ids": ["a"] * 100},
+        {"messages": ["a"] * 100},
+        {"messages": [{"role": "user", "content": ["a"] * 100}]},
+        {"prompt": "x", "sampling": {"stop": [1] * 16}},
+        {"prompt": "x", "sampling": {"stop_token_ids": ["a"] * 100}},
+        {"prompt": "x", "requires": [1] * 64},
+        {"prompt": "x", "metadata": {str(key): 1 for key in range(100)}},
+    ],
+)
+def test_a_thousand_mistakes_cost_no_more_than_one(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PromptJob.model_validate(body)
+    assert caught.value.error_count() == 1
 
 
 def test_a_message_never_repeats_what_the_user_wrote() -> None:
