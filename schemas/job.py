@@ -175,6 +175,7 @@ class PromptJob(BaseModel):
     requires: list[Text] = Field(
         default_factory=list,
         max_length=64,
+        fail_fast=True,
         description="a list of the features that the job cannot do without",
     )
 
