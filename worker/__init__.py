@@ -1,7 +1,7 @@
 """The worker: jobs from Kafka through an engine into the job table and back to Kafka.
 
-Read in this order: worker (its loop is a record's way), consumer and offsets (in), admission (what runs next), attempts
-(the engine), bulk (Postgres), publisher (out).
+Read in this order: worker (its loop is a record's way), job, consumer and offsets (in), admission (what runs next),
+attempts and running (the engine), outcomes and publisher (out), bulk (Postgres).
 """
 
 from headrace.worker.admission import Tier, default_tiers

@@ -1,100 +1,177 @@
-"""The jobs that are in the engine, and the engine: called from one thread, replaced when it dies."""
+"""Attempts: written before a job is in the engine, ended when it comes out.
 
-import logging
-import time
+An attempt that never ends tells of a death, so one that is given up in good order (a retry, a clean stop) is ended
+without an outcome, and one whose engine died is marked so.
+"""
+
+import threading
 from collections.abc import Callable, Iterable
+from uuid import UUID
 
-from headrace.engine.errors import EngineDead, EngineError
-from headrace.engine.text import TextCompletion, TextEngine
+from headrace.engine.errors import EngineDead
+from headrace.engine.request import FinishReason
+from headrace.engine.text import TextCompletion
+from headrace.ledger import AttemptRow, Begun, Ledger
+from headrace.schemas import ErrorCode, JobState
+from headrace.worker.bulk import BulkCall
 from headrace.worker.job import Job, Stage
-from headrace.worker.translate import to_request
-
-log = logging.getLogger(__name__)
-
-LONGEST_WAIT_S = 30.0
+from headrace.worker.outcomes import Outcomes
+from headrace.worker.retries import retry_for
+from headrace.worker.running import Running
+from headrace.worker.translate import to_error
 
 
 class Attempts:
-    """Running attempts. Every job handed to ``start`` comes back once: from ``collect`` or from ``bury``."""
+    """The jobs in flight: those with an open attempt of this worker, from its row to its end.
 
-    def __init__(self, open_engine: Callable[[], TextEngine]) -> None:
-        self._open_engine = open_engine
-        self._engine: TextEngine | None = open_engine()
-        self._running: dict[str, Job] = {}
-        self._deaths_in_a_row = 0
-        self._open_at = 0.0
-        self.model = self._engine.model
+    Args:
+        rank: a tier's rank, the engine's priority (0 is the highest).
+        look_up: asks the table about a job again.
+        park: lets a job wait until a time.
+        wake: set when ``turn`` has something to do.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        running: Running,
+        ledger: Ledger,
+        outcomes: Outcomes,
+        *,
+        rank: Callable[[str], int],
+        look_up: Callable[[Job], None],
+        park: Callable[[Job, float], None],
+        wake: threading.Event,
+    ) -> None:
+        self._worker, self._running, self._ledger, self._outcomes = worker, running, ledger, outcomes
+        self._rank, self._look_up, self._park, self._wake = rank, look_up, park, wake
+        self._in_flight: dict[UUID, Job] = {}
+        self._begun: list[Job] = []  # for the engine to take
+        self._stopped: list[Job] = []  # for the engine to abort
+        self._begins = BulkCall("begin", self._call_begin, wake)
+        self._returns = BulkCall("end attempts", self._call_end_attempts, wake)
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._in_flight)
 
-    @property
-    def ready(self) -> bool:
-        """Whether there is an engine to start jobs in."""
-        return self._engine is not None
+    def begin(self, jobs: Iterable[Job], group_size: int = 0) -> None:
+        """Write an attempt for each, then run it. group_size: of suspects that run with nobody else."""
+        begun = []
+        for job in jobs:
+            job.stage = Stage.STARTING
+            self._in_flight[job.row.id] = job
+            begun.append((job, AttemptRow(job.row, self._worker, job.attempt + 1, job.run, group_size)))
+        if begun:
+            self._begins.put(begun)
 
-    def start(self, jobs: Iterable[tuple[Job, int]]) -> None:
-        """Run jobs, each with its priority (0 first). Raises EngineDead; then they are to be buried too."""
-        engine = self._alive()
-        requests = []
-        for job, priority in jobs:
-            assert job.request is not None  # a job that could not be read never comes this far
-            id = str(job.row.id)
-            job.stage = Stage.RUNNING
-            self._running[id] = job
-            requests.append(to_request(job.request, id, priority))
-        engine.add_many(requests)
+    def stop(self, job: Job) -> None:
+        """End a running job as its verdict says."""
+        self._stopped.append(job)
 
-    def collect(self, timeout: float) -> list[tuple[Job, TextCompletion]]:
-        """What ended, waiting up to ``timeout`` seconds for the first. Raises EngineDead."""
-        if not self._running:
-            return []
-        ended = self._alive().poll(timeout)
-        if ended:
-            self._deaths_in_a_row = 0
-        return [(self._running.pop(each.id), each) for each in ended if each.id in self._running]
+    def turn(self, now: float, wait: float) -> None:
+        """Start what has begun, and see to what has ended, waiting up to ``wait`` seconds for it."""
+        for begun, answer in self._begins.results():
+            self._note_begun(begun, answer)
+        self._running.reopen()
+        if self._running.ready:
+            self._drive_engine(now, wait)
+        for returned, _ in self._returns.results():
+            for job, _, until in returned:
+                del self._in_flight[job.row.id]
+                self._park(job, until)
 
-    def abort(self, jobs: Iterable[Job]) -> None:
-        """End these now; they still come back from ``collect``. Raises EngineDead."""
-        self._alive().abort([str(job.row.id) for job in jobs])
-
-    def abort_all(self) -> None:
-        """End every running job now. Raises EngineDead."""
-        self.abort(list(self._running.values()))
-
-    def bury(self, death: EngineDead) -> list[Job]:
-        """Give up the dead engine; return the jobs that died with it. ``reopen`` opens another, later and later."""
-        log.error("the engine died with %d jobs: %s", len(self._running), death)
-        lost = list(self._running.values())
-        self._running.clear()
-        self.close()
-        self._open_at = time.monotonic() + min(LONGEST_WAIT_S, 0.25 * 2.0**self._deaths_in_a_row)
-        self._deaths_in_a_row += 1
-        return lost
-
-    def reopen(self) -> None:
-        """Open another engine if there is none and it is time."""
-        if self._engine is not None or time.monotonic() < self._open_at:
-            return
+    def give_back(self) -> None:
+        """Stop everything that runs; ``turn`` then ends the attempts without an outcome."""
         try:
-            self._engine = self._open_engine()
-            log.info("another engine is ready")
-        except EngineError as error:
-            log.error("no other engine: %s", error)
-            self._open_at = time.monotonic() + min(LONGEST_WAIT_S, 0.25 * 2.0**self._deaths_in_a_row)
-            self._deaths_in_a_row += 1
+            self._running.abort_all()
+        except EngineDead as death:
+            self._return(self._running.bury(death), died=True)
+        self._return(self._begun, died=False)
+        self._begun.clear()
 
     def close(self) -> None:
-        """Close the engine, dead or not. Idempotent."""
-        engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        try:
-            engine.close()
-        except EngineError as error:
-            log.debug("closing the engine: %s", error)
+        """Let the engine go. What is still in flight counts as dead once this worker's heartbeat ends."""
+        self._begins.close()
+        self._returns.close()
+        self._running.close()
 
-    def _alive(self) -> TextEngine:
-        if self._engine is None:
-            raise EngineDead("there is no engine")
-        return self._engine
+    # --- before the engine ------------------------------------------------------------------------------------------
+
+    def _call_begin(self, begun: list[tuple[Job, AttemptRow]]) -> Begun:
+        return self._ledger.begin([attempt for _, attempt in begun])
+
+    def _note_begun(self, begun: list[tuple[Job, AttemptRow]], answer: Begun) -> None:
+        for job, attempt in begun:
+            id = job.row.id
+            if id in answer:
+                job.attempt = attempt.attempt
+                self._begun.append(job)
+                continue
+            del self._in_flight[id]
+            if id in answer.refused:
+                self._outcomes.reject(job, ErrorCode.LEDGER_REJECTED, answer.refused[id])
+            else:  # somebody was quicker: the table knows more now
+                self._look_up(job)
+
+    # --- in the engine ----------------------------------------------------------------------------------------------
+
+    def _drive_engine(self, now: float, wait: float) -> None:
+        try:
+            self._start(now)
+            if self._stopped:
+                stopped, self._stopped = self._stopped, []
+                self._running.abort(stopped)
+            ended = self._running.collect(wait)
+        except EngineDead as death:
+            self._return(self._running.bury(death), died=True)
+            return
+        for job, completion in ended:
+            self._conclude(job, completion, now)
+
+    def _start(self, now: float) -> None:
+        begun, self._begun = self._begun, []
+        start = []
+        for job in begun:
+            if job.verdict is None and job.expired(now):
+                job.verdict = JobState.EXPIRED
+            if job.verdict is None:
+                start.append((job, self._rank(job.tier)))
+            else:
+                del self._in_flight[job.row.id]
+                self._outcomes.end_as(job, job.verdict)
+        if start:
+            self._running.start(start)
+
+    # --- after the engine -------------------------------------------------------------------------------------------
+
+    def _conclude(self, job: Job, done: TextCompletion, now: float) -> None:
+        aborted = any(choice.finish_reason is FinishReason.ABORT for choice in done.choices)
+        retry = None if done.error is None else retry_for(done.error, job.attempt)
+        if job.verdict is None and aborted:
+            self._return([job], died=False)
+            return
+        if job.verdict is None and retry is not None:
+            self._return([job], died=False, until=now + retry.wait_s(job.attempt))
+            return
+        del self._in_flight[job.row.id]
+        if job.verdict is not None and (aborted or done.error is not None):
+            self._outcomes.end_as(job, job.verdict)
+        elif done.error is not None:
+            self._outcomes.fail(job, to_error(done.error))
+        else:
+            self._outcomes.succeed(job, done)
+
+    def _return(self, jobs: Iterable[Job], *, died: bool, until: float = 0.0) -> None:
+        """End attempts without an outcome; their jobs are then parked until they are due."""
+        returned = []
+        for job in jobs:
+            job.stage = Stage.ARRIVED
+            returned.append((job, died, until))
+        if returned:
+            self._returns.put(returned)
+
+    def _call_end_attempts(self, returned: list[tuple[Job, bool, float]]) -> None:
+        for died in (False, True):
+            ids = [job.row.id for job, its_engine_died, _ in returned if its_engine_died is died]
+            if ids:
+                self._ledger.end_attempts(self._worker, ids, died=died)

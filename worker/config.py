@@ -66,3 +66,7 @@ class WorkerConfig:
         group = f"{self.topics.prefix}.workers.{self.pool}.{tier}"
         protocol = {"group.protocol": "consumer"} if self.group_protocol == "consumer" else {}
         return {"group.id": group, **protocol, **self.client()}
+
+    def control(self) -> dict[str, Any]:
+        """Properties of the control topic's consumer."""
+        return {"group.id": f"{self.topics.prefix}.control.{self.name}", **self.client()}

@@ -1,0 +1,180 @@
+"""How jobs end: the guarded write to the job table, then the results topic, then the record's release.
+
+The table decides whose answer counts. What is published is what the table holds: our own answer where the write
+changed the row, the stored one where somebody was first.
+"""
+
+import threading
+from collections.abc import Callable
+
+from headrace.engine.text import TextCompletion
+from headrace.ledger import Finished, Ledger, OutcomeRow, StoredJob
+from headrace.schemas import ErrorCode, JobError, JobResult, JobState
+from headrace.worker import translate
+from headrace.worker.bulk import BulkCall
+from headrace.worker.config import WorkerConfig
+from headrace.worker.dead_letters import dead_letter
+from headrace.worker.held import Held
+from headrace.worker.job import Job, Rejection, Stage, reject
+from headrace.worker.publisher import Publisher
+from headrace.worker.results import dead_letter_reason, outcome, result_record
+
+VERDICTS = {
+    JobState.CANCELLED: JobError(code=ErrorCode.CANCELLED, message="the job or its batch was cancelled"),
+    JobState.EXPIRED: JobError(
+        code=ErrorCode.DEADLINE_EXCEEDED, message="the deadline passed before the job ended"
+    ),
+}
+
+
+class Outcomes:
+    """Takes jobs that have ended, and forgets them when Kafka has confirmed that it has their results.
+
+    Args:
+        look_up: asks the table about a job again, when a write found that it knows more than we did.
+        wake: set when ``turn`` has something to do.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        model: str,
+        ledger: Ledger,
+        held: Held,
+        look_up: Callable[[Job], None],
+        wake: threading.Event,
+    ) -> None:
+        self._config, self._model, self._ledger = config, model, ledger
+        self._held, self._look_up = held, look_up
+        self._publisher = Publisher(config.client())
+        self._finishes = BulkCall("finish", self._call_finish, wake)
+        self._rejects = BulkCall("reject", self._call_reject, wake)
+
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def succeed(self, job: Job, done: TextCompletion) -> None:
+        """The engine has answered."""
+        assert job.request is not None
+        names = {"model": self._model, "worker": self._config.name}
+        self._end(job, translate.succeeded(job.request, done, run=job.run, attempt=job.attempt, **names))
+
+    def fail(self, job: Job, error: JobError, *, dead_letter: bool = False) -> None:
+        """No retry will help; ``dead_letter`` if people should look at the record."""
+        job.dead_letter = error if dead_letter else None
+        self._end(job, self._unsuccessful(job, JobState.FAILED, error))
+
+    def end_as(self, job: Job, state: JobState) -> None:
+        """The job is cancelled or expired."""
+        self._end(job, self._unsuccessful(job, state, VERDICTS[state]))
+
+    def reject(self, job: Job, code: ErrorCode, message: str) -> None:
+        """No job after all: each of its records is rejected at its own place."""
+        row = job.row
+        self._held.drop(job)
+        self._rejects.put(
+            reject(delivery, code, message, row.tenant, row.batch_id, row.custom_id)
+            for delivery in job.deliveries
+        )
+
+    def reject_record(self, rejection: Rejection) -> None:
+        """The record was never a job."""
+        self._rejects.put([rejection])
+
+    def publish_stored(self, job: Job, stored: StoredJob) -> None:
+        """The job had ended before: only its publish may be missing."""
+        if stored.result is None:  # it is kept elsewhere, and whoever wrote the row has published where
+            self._held.forget(job)
+            return
+        if stored.state is JobState.FAILED:
+            job.dead_letter = dead_letter_reason(stored.result)
+        self._publish(job, stored.result)
+
+    # --- on their way -----------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Publish what has been written, and release what has been published."""
+        for ended, finished in self._finishes.results():
+            for job, row in ended:
+                self._note_written(job, row, finished)
+        for rejections, _ in self._rejects.results():
+            for rejection in rejections:
+                self._publish_rejection(rejection)
+        for publication in self._publisher.confirmed():
+            self._note_confirmed(publication.about)
+
+    @property
+    def idle(self) -> bool:
+        """Everything that has ended is in the table and on the topic."""
+        return self._finishes.idle and self._rejects.idle and not self._publisher.unconfirmed
+
+    @property
+    def writing(self) -> int:
+        """Results that Postgres does not have yet."""
+        return self._finishes.pending
+
+    @property
+    def unconfirmed(self) -> int:
+        """Records that Kafka has not confirmed yet."""
+        return self._publisher.unconfirmed
+
+    def close(self) -> None:
+        """Forget what is on its way; its offsets are not committed, so it comes again."""
+        self._finishes.close()
+        self._rejects.close()
+        self._publisher.close()
+
+    def _end(self, job: Job, result: JobResult) -> None:
+        job.stage = Stage.ENDING  # from here on nothing else can happen to it
+        self._finishes.put([(job, outcome(job, result, self._config.max_result_bytes))])
+
+    def _unsuccessful(self, job: Job, state: JobState, error: JobError) -> JobResult:
+        return translate.unsuccessful(
+            job.envelope,
+            state,
+            error,
+            job=job.request,
+            worker=self._config.name,
+            run=job.run,
+            attempt=job.attempt,
+        )
+
+    def _call_finish(self, ended: list[tuple[Job, OutcomeRow]]) -> Finished:
+        return self._ledger.finish([row for _, row in ended])
+
+    def _call_reject(self, rejections: list[Rejection]) -> None:
+        self._ledger.reject([rejection.row for rejection in rejections])
+
+    def _note_written(self, job: Job, row: OutcomeRow, finished: Finished) -> None:
+        id = job.row.id
+        body = row.body if id in finished.changed else finished.winners.get(id)
+        if body is not None:
+            self._publish(job, body)
+        elif id in finished.refused:
+            self.reject(job, ErrorCode.LEDGER_REJECTED, finished.refused[id])
+        else:  # other content, or a later run: the table decides anew
+            self._look_up(job)
+
+    def _publish(self, job: Job, body: bytes) -> None:
+        job.stage = Stage.ENDING
+        job.unconfirmed = 1
+        self._publisher.put(result_record(self._config.topics.results, job, body))
+        if job.dead_letter is not None:
+            job.unconfirmed += 1
+            why, record = job.dead_letter, job.deliveries[0]
+            self._publisher.put(
+                dead_letter(self._config.topics.dead, record, job.row, why.code, why.message, job)
+            )
+
+    def _publish_rejection(self, rejection: Rejection) -> None:
+        row, record = rejection.row, rejection.delivery
+        self._publisher.put(
+            dead_letter(self._config.topics.dead, record, row, row.code, row.message, rejection)
+        )
+
+    def _note_confirmed(self, about: Job | Rejection) -> None:
+        if isinstance(about, Rejection):
+            self._held.release(about.delivery)
+            return
+        about.unconfirmed -= 1
+        if about.unconfirmed == 0:
+            self._held.forget(about)

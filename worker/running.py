@@ -1,0 +1,100 @@
+"""The jobs that run and the engine they run in: called from one thread, replaced when it dies."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from headrace.engine.errors import EngineDead, EngineError
+from headrace.engine.text import TextCompletion, TextEngine
+from headrace.worker.job import Job, Stage
+from headrace.worker.translate import to_request
+
+log = logging.getLogger(__name__)
+
+LONGEST_WAIT_S = 30.0
+
+
+class Running:
+    """The engine and what is in it. Every job handed to ``start`` comes back once: from ``collect`` or ``bury``."""
+
+    def __init__(self, open_engine: Callable[[], TextEngine]) -> None:
+        self._open_engine = open_engine
+        self._engine: TextEngine | None = open_engine()
+        self._jobs: dict[str, Job] = {}
+        self._deaths_in_a_row = 0
+        self._open_at = 0.0
+        self.model = self._engine.model
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is an engine to start jobs in."""
+        return self._engine is not None
+
+    def start(self, jobs: Iterable[tuple[Job, int]]) -> None:
+        """Run jobs, each with its priority (0 first). Raises EngineDead; then they are to be buried too."""
+        engine = self._alive()
+        requests = []
+        for job, priority in jobs:
+            assert job.request is not None  # a job that could not be read never comes this far
+            id = str(job.row.id)
+            job.stage = Stage.RUNNING
+            self._jobs[id] = job
+            requests.append(to_request(job.request, id, priority))
+        engine.add_many(requests)
+
+    def collect(self, timeout: float) -> list[tuple[Job, TextCompletion]]:
+        """What ended, waiting up to ``timeout`` seconds for the first. Raises EngineDead."""
+        if not self._jobs:
+            return []
+        ended = self._alive().poll(timeout)
+        if ended:
+            self._deaths_in_a_row = 0
+        return [(self._jobs.pop(each.id), each) for each in ended if each.id in self._jobs]
+
+    def abort(self, jobs: Iterable[Job]) -> None:
+        """End these now; they still come back from ``collect``. Raises EngineDead."""
+        self._alive().abort([str(job.row.id) for job in jobs])
+
+    def abort_all(self) -> None:
+        """End every running job now. Raises EngineDead."""
+        self.abort(list(self._jobs.values()))
+
+    def bury(self, death: EngineDead) -> list[Job]:
+        """Give up the dead engine; return the jobs that died with it. ``reopen`` opens another, later and later."""
+        log.error("the engine died with %d jobs: %s", len(self._jobs), death)
+        lost = list(self._jobs.values())
+        self._jobs.clear()
+        self.close()
+        self._open_at = time.monotonic() + min(LONGEST_WAIT_S, 0.25 * 2.0**self._deaths_in_a_row)
+        self._deaths_in_a_row += 1
+        return lost
+
+    def reopen(self) -> None:
+        """Open another engine if there is none and it is time."""
+        if self._engine is not None or time.monotonic() < self._open_at:
+            return
+        try:
+            self._engine = self._open_engine()
+            log.info("another engine is ready")
+        except EngineError as error:
+            log.error("no other engine: %s", error)
+            self._open_at = time.monotonic() + min(LONGEST_WAIT_S, 0.25 * 2.0**self._deaths_in_a_row)
+            self._deaths_in_a_row += 1
+
+    def close(self) -> None:
+        """Close the engine, dead or not. Idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        try:
+            engine.close()
+        except EngineError as error:
+            log.debug("closing the engine: %s", error)
+
+    def _alive(self) -> TextEngine:
+        if self._engine is None:
+            raise EngineDead("there is no engine")
+        return self._engine
