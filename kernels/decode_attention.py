@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check, multiprocessors, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, multiprocessors, use_triton
 from headrace.kernels.paged import gather_pages
 from headrace.kernels.shared_prefix import PREFIX_SPLITS, SharedPrefixes, attend_to_shared_prefixes
 
@@ -238,11 +238,19 @@ def decode_attention(
         q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), splits, scale * _LOG2_E,
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=block_d,
         BLOCK_M=max(triton.next_power_of_2(group), 16), BLOCK_N=tile.keys, SPLIT=splits > 1,
-        SHARED=shared is not None, PREFIX_SPLITS=PREFIX_SPLITS, num_warps=tile.warps, num_stages=tile.stages,
+        SHARED=shared is not None, PREFIX_SPLITS=PREFIX_SPLITS, num_warps=tile.warps, num_stages=tile.stages, **LAUNCH_OPTIONS,
     )  # fmt: skip
     if splits > 1:
         _merge_splits_kernel[(num_heads, rows)](
-            parts, lse, out, out.stride(0), HEAD_DIM=head_dim, BLOCK_D=block_d, SPLITS=splits, num_warps=4
+            parts,
+            lse,
+            out,
+            out.stride(0),
+            HEAD_DIM=head_dim,
+            BLOCK_D=block_d,
+            SPLITS=splits,
+            num_warps=4,
+            **LAUNCH_OPTIONS,
         )
     return out
 

@@ -9,6 +9,9 @@ from torch import Tensor
 # Under TRITON_INTERPRET=1 the kernels below run on the CPU, in numpy: that is how they are tested without a GPU.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
+# Options of every launch. Later releases of Triton fuse a * b + c only where they are asked to.
+LAUNCH_OPTIONS = {"enable_fp_fusion": True}
+
 
 def use_triton(x: Tensor) -> bool:
     """Whether x belongs to a Triton kernel (a CUDA tensor, or any tensor in the interpreter)."""

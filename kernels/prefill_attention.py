@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.kernels.dispatch import check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
 from headrace.kernels.paged import gather_pages
 
 _LOG2_E = 1.4426950408889634
@@ -229,7 +229,7 @@ def prefill_attention(
         q, k_cache, v_cache, block_tables, slots, query_start, context_lens, out,
         q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), len(slots), scale * _LOG2_E,
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_M=tile.pairs, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+        BLOCK_M=tile.pairs, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return out
 

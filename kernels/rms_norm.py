@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
 
 
 @triton.jit
@@ -94,5 +94,6 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         x.stride(0), residual.stride(0) if residual is not None else 0, hidden, eps,
         HAS_RESIDUAL=residual is not None, BLOCK_H=block,
         num_warps=min(max(block // 256, 1), 16),  # 8 values a thread: 16-byte loads
+        **LAUNCH_OPTIONS,
     )  # fmt: skip
     return y

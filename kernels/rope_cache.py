@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
 from headrace.kernels.rms_norm import rms_norm_reference
 
 
@@ -158,7 +158,7 @@ def rope_and_cache(
             qkv.stride(0), k_cache.stride(0), eps, num_heads, num_kv_heads,
             BLOCK_SIZE=k_cache.shape[2], HEAD_DIM=head_dim, HAS_NORM=q_norm is not None,
             HEADS=heads, KV_HEADS=triton.next_power_of_2(num_kv_heads), HALF=half,
-            num_warps=min(max(heads * half // 512, 1), 8),
+            num_warps=min(max(heads * half // 512, 1), 8), **LAUNCH_OPTIONS,
         )  # fmt: skip
     return q
 

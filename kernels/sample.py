@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
 
 _MIN_TEMPERATURE = 1e-30  # keeps logits / temperature finite
 _CANDIDATES = 1024  # on the CPU: how many of the largest scores are sorted before all are
@@ -32,16 +32,32 @@ def _mix_word(x):
 
 
 @triton.jit
-def _gumbel(ids, key_0, key_1):
-    """gumbel_noise for one row: token ids (int32) and the row's two keys (uint32)."""
+def _noise_bits(ids, key_0, key_1):
+    """random_bits for one row: token ids (int32) and the row's two keys (uint32)."""
     x = ids.to(tl.uint32) * 0x9E3779B1 + key_0
     x = (x ^ (x >> 16)) * 0x21F0AAAD + key_1
     x = (x ^ (x >> 15)) * 0x735A2D97
-    x = x ^ (x >> 15)
-    uniform = ((x >> 1).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _gumbel(bits):
+    """gumbel_noise from its bits."""
+    uniform = ((bits >> 1).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
     uniform = tl.minimum(uniform, 1 - 2.0**-24)
     series = uniform * (1 + uniform * (0.5 + uniform / 3))
     return -tl.log(tl.where(uniform < 2.0**-10, series, -tl.log(1 - uniform)))
+
+
+@triton.jit
+def _may_win(score, bits, best):
+    """Whether score + gumbel noise may exceed best, without taking the noise's logarithms.
+
+    score - log(-log(1 - u)) > best needs -log(1 - u) < exp(score - best), and u is less than its left side. The bits'
+    first 23, as the mantissa of a float in [1, 2), give u from below.
+    """
+    uniform = ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    return uniform <= tl.exp(score - best) * 1.001
 
 
 @triton.jit
@@ -63,6 +79,7 @@ def _weigh(x, largest, inverse_temperature, least, MASS: tl.constexpr):
 def _search(
     row_ptr,
     vocab,
+    some,  # [BLOCK] of the row's scores, the largest among them
     largest,
     inverse_temperature,
     least,
@@ -73,10 +90,20 @@ def _search(
 ):
     """The highest key such that the scores at or above it weigh at least target: the k-th largest, or top_p's last.
 
-    Each pass over the row quarters the interval: low always weighs enough, high never does.
+    low always weighs enough, high never does. What some of the scores weigh bounds what all do from below, so a search
+    in registers comes first; then each pass over the row quarters the interval that is left.
     """
     low = _ordered(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64)
     top = _ordered(largest, SHIFT).to(tl.int64)
+    high = top + 1
+    some_keys = _ordered(some, SHIFT)
+    some_weights = _weigh(some, largest, inverse_temperature, least, MASS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = tl.sum(tl.where(some_keys >= middle.to(tl.int32), some_weights, 0.0)) >= target
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+
     high = top + 1
     while high - low > 1:
         first = low + tl.maximum((high - low) // 4, 1)
@@ -93,12 +120,18 @@ def _search(
             above_1 += tl.where(key >= first.to(tl.int32), weight, 0.0)
             above_2 += tl.where(key >= second.to(tl.int32), weight, 0.0)
             above_3 += tl.where(key >= third.to(tl.int32), weight, 0.0)
-        enough_1 = tl.sum(above_1) >= target
-        enough_2 = tl.sum(above_2) >= target
-        enough_3 = tl.sum(above_3) >= target
-        new_low = tl.where(enough_3, third, tl.where(enough_2, second, tl.where(enough_1, first, low)))
-        high = tl.where(enough_3, high, tl.where(enough_2, third, tl.where(enough_1, second, first)))
+        weight_1, weight_2, weight_3 = tl.sum(above_1), tl.sum(above_2), tl.sum(above_3)
+        new_low = tl.where(weight_1 >= target, first, low)
+        new_low = tl.where(weight_2 >= target, second, new_low)
+        new_low = tl.where(weight_3 >= target, third, new_low)
+        high = tl.where(weight_3 >= target, high, third)
+        high = tl.where(weight_2 >= target, high, second)
+        high = tl.where(weight_1 >= target, high, first)
         low = new_low
+        # Exactly k scores: nothing lies between them and a higher threshold that would also do.
+        hit = (weight_1 == target) | (weight_2 == target) | (weight_3 == target)
+        if not MASS:
+            high = tl.where(hit, low + 1, high)
     return tl.minimum(low, top).to(tl.int32)  # a target of nothing still keeps the largest
 
 
@@ -155,7 +188,7 @@ def _sample_kernel(
                 least = tl.minimum(largest + tl.log(min_p) * temperature, largest)
                 if (top_k > 0) & (top_k < vocab):
                     least_key = _search(
-                        row_ptr, vocab, largest, inverse_temperature, least, top_k.to(tl.float32),
+                        row_ptr, vocab, maxima, largest, inverse_temperature, least, top_k.to(tl.float32),
                         False, SHIFT, BLOCK,
                     )  # fmt: skip
                 if top_p < 1:
@@ -169,23 +202,41 @@ def _sample_kernel(
                     least_key = tl.maximum(
                         least_key,
                         _search(
-                            row_ptr, vocab, largest, inverse_temperature, least, target, True, SHIFT, BLOCK
+                            row_ptr,
+                            vocab,
+                            maxima,
+                            largest,
+                            inverse_temperature,
+                            least,
+                            target,
+                            True,
+                            SHIFT,
+                            BLOCK,
                         ),
                     )
 
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_ids = lanes
+    best_of_all = float("-inf")
     for start in range(0, vocab, BLOCK):
         ids = start + lanes
         x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-        if not ALL_GREEDY:  # noqa: SIM102
-            if sampled:  # a value of the device, so not to be joined with the constant above
-                if not NO_FILTERS:
-                    x = tl.where((x >= least) & (_ordered(x, SHIFT) >= least_key), x, float("-inf"))
-                x = x * inverse_temperature + _gumbel(ids, key_0, key_1)
-        better = x > best  # strictly: the lowest id wins in each lane, and below among the lanes
-        best = tl.where(better, x, best)
-        best_ids = tl.where(better, ids, best_ids)
+        if sampled:
+            if not NO_FILTERS:
+                x = tl.where((x >= least) & (_ordered(x, SHIFT) >= least_key), x, float("-inf"))
+            score = x * inverse_temperature
+            bits = _noise_bits(ids, key_0, key_1)
+            # After the first few blocks hardly any holds a token that may win.
+            if tl.max(_may_win(score, bits, best_of_all).to(tl.int32)) > 0:
+                score += _gumbel(bits)
+                better = score > best  # strictly: the lowest id wins in each lane, and below among the lanes
+                best = tl.where(better, score, best)
+                best_ids = tl.where(better, ids, best_ids)
+                best_of_all = tl.max(best)
+        else:
+            better = x > best
+            best = tl.where(better, x, best)
+            best_ids = tl.where(better, ids, best_ids)
     winners = tl.where(best == tl.max(best), best_ids, 2147483647)
     tl.store(tokens_ptr + row, tl.min(winners).to(tl.int64))
 
@@ -233,7 +284,7 @@ def sample(
         _sample_kernel[(rows,)](
             logits, temperature, top_k, top_p, min_p, seeds, positions, tokens, logits.stride(0), vocab,
             MIN_TEMPERATURE=_MIN_TEMPERATURE, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,
-            SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=min(max(block // 256, 1), 16),
+            SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=min(max(block // 256, 1), 16), **LAUNCH_OPTIONS,
         )  # fmt: skip
     return tokens
 

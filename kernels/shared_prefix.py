@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import multiprocessors
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, multiprocessors
 from headrace.kernels.prefill_attention import _attend_tile, _blocks_of
 
 PREFIX_SPLITS: int = 4
@@ -155,6 +155,6 @@ def attend_to_shared_prefixes(
         2 * multiprocessors(q.device), scale * _LOG2_E,
         GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=_PAIRS, BLOCK_N=64 if narrow else 32,
-        SPLITS=PREFIX_SPLITS, num_warps=8, num_stages=3 if narrow else 2,
+        SPLITS=PREFIX_SPLITS, num_warps=8, num_stages=3 if narrow else 2, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return parts, lse

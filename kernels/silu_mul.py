@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.kernels.dispatch import check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
 
 
 @triton.jit
@@ -48,7 +48,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if tokens:
         block = min(triton.next_power_of_2(intermediate), 1024)
         grid = (tokens, triton.cdiv(intermediate, block))
-        _silu_mul_kernel[grid](gate_up, y, gate_up.stride(0), intermediate, BLOCK=block, num_warps=4)
+        _silu_mul_kernel[grid](
+            gate_up, y, gate_up.stride(0), intermediate, BLOCK=block, num_warps=4, **LAUNCH_OPTIONS
+        )
     return y
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def step_inputs(
         _step_inputs_kernel[grid](
             token_ids, query_start, slots, starts, last_tokens, block_tables, ids, positions, mapping,
             len(token_ids), len(slots), block_tables.stride(0), block_size,
-            BLOCK=128, num_warps=4,
+            BLOCK=128, num_warps=4, **LAUNCH_OPTIONS,
         )  # fmt: skip
     return ids, positions, mapping
 

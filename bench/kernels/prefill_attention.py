@@ -25,7 +25,7 @@ CASES = [
 ]
 SWEPT = [
     module._Tile(pairs, keys, warps, stages)
-    for pairs, keys, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4))
+    for pairs, keys, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
     if (pairs == 128) == (warps == 8) and keys * stages <= 256
 ]
 
@@ -55,8 +55,9 @@ if __name__ == "__main__":
     parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
     chosen = parser.parse_args()
     torch.manual_seed(0)
+    tile_of = module._tile
     for case in CASES if not chosen.sweep else CASES[: chosen.sweep]:
-        for tile in SWEPT if chosen.sweep else [module._tile(case[5], 2)]:
+        for tile in SWEPT if chosen.sweep else [tile_of(case[5], 2)]:
             module._tile = lambda *_, tile=tile: tile
             name = "rows {} x {} of {} heads {}/{}/{}".format(*case) + f" {tuple(tile)}"
             try:
