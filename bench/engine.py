@@ -66,9 +66,13 @@ def floor_seconds(shape: dict, requests: list) -> float:
 
 
 def requests_of(work: list, tag: str) -> list[Request]:
+    """The tag is a salt too: an engine keeps its prefix cache, and each repetition must find it empty."""
     return [
         Request(
-            f"{tag}-{i}", prompt, SamplingParams(temperature=1.0, max_tokens=out, ignore_eos=True, seed=i)
+            f"{tag}-{i}",
+            prompt,
+            SamplingParams(temperature=1.0, max_tokens=out, ignore_eos=True, seed=i),
+            salt=tag,
         )
         for i, (prompt, out) in enumerate(work)
     ]
@@ -143,7 +147,8 @@ def build_engine(name: str, options: dict) -> tuple[Engine, Parts, MeasuredExecu
 def trace(engine: Engine, parts: Parts, work: list, path: Path, first: int, count: int) -> None:
     """A Chrome trace of ``count`` steps after the first ``first`` of a workload."""
     parts.executor.timings = None
-    engine.add_many(requests_of(work, "trace"))
+    requests = requests_of(work, "trace")
+    engine.add_many(requests)
     for _ in range(first):
         engine.step()
     torch.cuda.synchronize()
@@ -154,7 +159,7 @@ def trace(engine: Engine, parts: Parts, work: list, path: Path, first: int, coun
         torch.cuda.synchronize()
     profile.export_chrome_trace(str(path))
     print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))
-    for request in requests_of(work, "trace"):
+    for request in requests:
         engine.abort(request.id)
     while engine.has_work:
         engine.step()
@@ -168,6 +173,7 @@ def main() -> None:
     parser.add_argument("--workload", required=True, help="chat, extract, longdoc, decode; comma separated")
     parser.add_argument("--reps", type=int, default=1)
     parser.add_argument("--out", type=Path, help="append rows to this JSON file")
+    parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     parser.add_argument("--trace", type=Path, help="write a Chrome trace of some steps of each workload here")
     parser.add_argument("--trace-at", type=int, default=100, help="steps before the trace begins")
     parser.add_argument(
@@ -194,9 +200,8 @@ def main() -> None:
             if args.trace:
                 trace(engine, parts, work, args.trace.with_suffix(f".{model}.{name}.json"), args.trace_at, 12)
             for rep in range(args.reps):
-                # An engine keeps its prefix cache: a salt of its own makes each repetition start empty.
                 row = {"model": model, "workload": name, "rep": rep, "ready_s": ready}
-                row |= run(engine, parts, measured, _salted(work, rep), f"{name}-{rep}", args.window)
+                row |= run(engine, parts, measured, work, f"{name}-{rep}", args.window)
                 floor = floor_seconds(workloads.MODELS[model], work)
                 tokens_in, tokens_out = sum(len(p) for p, _ in work), sum(o for _, o in work)
                 row |= {
@@ -220,15 +225,6 @@ def main() -> None:
         write(args.out, rows, vars(args))
 
 
-def _salted(work: list, rep: int) -> list:
-    """The same lengths with other token ids (rep 0: the workload itself), so that no prefix is found from before."""
-    return (
-        [([(token + rep * 1009 - 10) % (workloads.VOCAB - 10) + 10 for token in p], o) for p, o in work]
-        if rep
-        else work
-    )
-
-
 def print_table(rows: list[dict]) -> None:
     columns = [
         ("seconds", "s"), ("output_tokens_per_s", "out/s"), ("total_tokens_per_s", "tok/s"), ("share_of_floor", "floor"),
@@ -246,11 +242,8 @@ def write(path: Path, rows: list[dict], arguments: dict) -> None:
     """Append to the results' JSON: conditions first, then the rows."""
     import triton
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     content = {
-        "device": torch.cuda.get_device_name(), "commit": commit or "unknown", "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(), "commit": arguments.pop("commit") or _commit(), "torch": torch.__version__,
         "triton": triton.__version__, "arguments": {k: str(v) for k, v in arguments.items() if v is not None}, "rows": [],
     }  # fmt: skip
     if path.exists():
@@ -258,6 +251,14 @@ def write(path: Path, rows: list[dict], arguments: dict) -> None:
     content["rows"] += rows
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1))
+
+
+def _commit() -> str:
+    """This checkout's commit, marked where the tree differs from it."""
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40"], capture_output=True, text=True
+    )
+    return git.stdout.strip() if git.returncode == 0 else "unknown"
 
 
 if __name__ == "__main__":
