@@ -22,11 +22,11 @@ def _check_unicode(text: str) -> str:
     return text
 
 
-# Lists fail fast: a list of a million wrong items would else cost seconds, and gigabytes, of errors that nobody reads.
 # A description says what is allowed; an error message is the field's path, "must be" and that.
 Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, description="a token id of the model, 0 or more")]
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+# Lists fail fast: a million wrong items would else cost seconds, and gigabytes, of errors that nobody reads.
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 
 
