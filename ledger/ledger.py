@@ -15,7 +15,7 @@ from headrace.ledger.database import Database
 from headrace.ledger.errors import RowRefused
 from headrace.ledger.finish import as_refused, finish
 from headrace.ledger.lookup import lookup
-from headrace.ledger.record import cleaned, duplicate, record, reject, rejection
+from headrace.ledger.record import cleaned, record, reject, rejection
 from headrace.ledger.retention import drain, retire
 from headrace.ledger.rows import (
     AttemptRow,
@@ -76,18 +76,20 @@ class Ledger:
         """
         unwanted = [_out_of_range(job) for job in jobs if not self.keeps(job.id)]
         wanted = [job for job in jobs if self.keeps(job.id)] if unwanted else jobs
-        unique = first_by(_id_of, wanted)
-        if len(unique) < len(wanted):
-            first = {job.id: job.content_sha for job in unique}
-            unwanted += [duplicate(job) for job in wanted if job.content_sha != first[job.id]]
 
         def refused(job: JobRow, reason: str) -> int:
             unwanted.append(rejection(job, ErrorCode.LEDGER_REJECTED, reason))
             return 0
 
-        new = bisect(lambda part: self._run(record, part), unique, refused)
+        new = 0
+        while wanted:
+            unique = first_by(_id_of, wanted)
+            new += sum(bisect(lambda part: self._run(record, part), unique, refused))
+            # One id twice in one call: what differs from the first is held against what the table now has.
+            first = {job.id: job.content_sha for job in unique} if len(unique) < len(wanted) else {}
+            wanted = [job for job in wanted if job.content_sha != first.get(job.id, job.content_sha)]
         self.reject([*rejections, *unwanted])
-        return sum(new)
+        return new
 
     def reject(self, rejections: Sequence[RejectionRow]) -> int:
         """Insert rejections that are not there yet, count them against their batches, return how many were new."""

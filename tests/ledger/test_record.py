@@ -72,6 +72,15 @@ def test_the_same_id_with_other_content_is_rejected_and_touches_nothing(ledger: 
     assert {row.code for row in rejected} == {"duplicate_job_id"}
 
 
+def test_an_impostor_in_front_does_not_make_its_victim_one(ledger: Ledger) -> None:
+    first = named("report", "one")
+    ledger.record([first])
+    impostor, again = named("report", "two"), named("report", "one")
+    ledger.record([impostor, again])
+    (told,) = ledger.rejections("acme", "b1")
+    assert told.src_offset == impostor.src_offset
+
+
 def test_a_rejection_reported_by_recorder_and_worker_counts_once(ledger: Ledger) -> None:
     row = rejection()
     ledger.record([], [row])
