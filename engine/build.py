@@ -61,7 +61,7 @@ def build(config: EngineConfig) -> Parts:
         compile_kernels(runner)
         graphs = GraphCache(runner) if config.cuda_graphs else None
     if graphs is not None:
-        graphs.capture()
+        graphs.capture_all()
     info = ModelInfo(
         path=str(path),
         vocab_size=model.config.vocab_size,

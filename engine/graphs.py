@@ -5,21 +5,32 @@ captured largest first and share one memory pool, so that they cost what the lar
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine.plan import StepPlan
+from headrace.engine.plan import Ints, StepPlan
+from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.runner import ModelRunner, StepShape
+from headrace.kernels.shared_prefix import SharedPrefixes
 
-FIELDS = 6  # slots, starts, token ids, and the block table's updates: slots, index, blocks
+_ROW_FIELDS = (
+    7  # slots, starts, token ids, the block table's updates (slots, index, blocks), shared prefix lengths
+)
+_TILE_FIELDS = 3  # start, rows, keys of a tile of rows that share a prefix
+
+
+def _tile_capacity(size: int) -> int:
+    """Prefix tiles that a graph of ``size`` rows has room for."""
+    return max(size // 16, 16)
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """Row counts worth a graph: padding stays within a third below 64 rows, within a quarter to 512, then within 128."""
+    """Row counts worth a graph: padding stays within a third below 64 rows, then within 64 rows."""
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
-    sizes += [*range(320, 513, 64), *range(640, largest + 128, 128)]
+    sizes += range(320, largest + 64, 64)
     return [size for size in sizes if size < largest] + [largest]
 
 
@@ -32,29 +43,39 @@ class _Captured:
 
 
 class GraphCache:
-    """Captured decode steps by their number of rows."""
+    """Captured decode steps by their number of rows, and by whether rows share prefixes.
+
+    Steps without shared prefixes are captured before the first request; those with, when one first occurs.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.sizes = graph_sizes(runner.max_slots)
         self.replays = 0
-        self._size_of = np.searchsorted(self.sizes, np.arange(runner.max_slots + 1))
-        self._inputs = torch.zeros(FIELDS * runner.max_slots, dtype=torch.int32, device=runner.device)
-        self._query_start = torch.arange(runner.max_slots + 1, dtype=torch.int32, device=runner.device)
-        self._captured: dict[int, _Captured] = {}
+        largest = runner.max_slots
+        words = _ROW_FIELDS * largest + _TILE_FIELDS * _tile_capacity(largest)
+        self._size_of = np.searchsorted(self.sizes, np.arange(largest + 1))
+        self._inputs = torch.zeros(words, dtype=torch.int32, device=runner.device)
+        self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=runner.device)
+        self._pool: Any = None
+        self._captured: dict[tuple[int, bool], _Captured] = {}
 
-    def capture(self) -> None:
-        """Capture every size, largest first. A first, plain run lets every kernel compile and set itself up."""
-        pool = None
+    def capture_all(self) -> None:
+        """Capture every size without shared prefixes, largest first."""
         for size in reversed(self.sizes):
-            self._load(np.full(size, -1, np.int32), *(np.zeros(size, np.int32) for _ in range(5)))
-            self._step(size)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits, lines, positions = self._step(size)
-            pool = pool or graph.pool()
-            self._captured[size] = _Captured(graph, logits, lines, positions)
+            self._capture(size, shared=False)
+
+    def _capture(self, size: int, *, shared: bool) -> _Captured:
+        """Record a step of ``size`` padding rows. A first, plain run lets every kernel compile and set itself up."""
+        self._load([np.full(size, -1, np.int32), np.zeros(self._words(size) - size, np.int32)])
+        self._step(size, shared)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = self._step(size, shared)
+        self._pool = self._pool or graph.pool()
+        captured = self._captured[size, shared] = _Captured(graph, *outputs)
+        return captured
 
     def fits(self, plan: StepPlan) -> bool:
         """Whether the plan is a decode step, each row of which samples."""
@@ -69,38 +90,44 @@ class GraphCache:
         runner, rows = self.runner, len(plan.slots)
         runner.update_sampling(plan.sampling)
         size = self.sizes[self._size_of[rows]]
-        updates = (plan.table_slots, plan.table_index, plan.table_blocks)
-        spare = (runner.max_slots, 0, 0)
-        self._load(
-            _padded(plan.slots, size, -1), _padded(plan.starts, size, 0), _padded(plan.token_ids, size, 0),
-            *(_padded(array, size, fill) for array, fill in zip(updates, spare, strict=True)),
+        shared = len(plan.group_start) > 0
+        captured = self._captured.get((size, shared)) or self._capture(size, shared=shared)
+        prefix_lens, *tiles = prefix_tiles(plan, runner.rows_per_tile, _tile_capacity(size))
+        fields = (
+            (plan.slots, -1), (plan.starts, 0), (plan.token_ids, 0),
+            (plan.table_slots, runner.max_slots), (plan.table_index, 0), (plan.table_blocks, 0), (prefix_lens, 0),
         )  # fmt: skip
-        captured = self._captured[size]
+        self._load([*(_padded(array, size, fill) for array, fill in fields), *tiles])
         captured.graph.replay()
         self.replays += 1
         return runner.sample(captured.logits[:rows], captured.lines[:rows], captured.positions[:rows], plan)
 
-    def _load(self, *fields: np.ndarray) -> None:
+    def _words(self, size: int) -> int:
+        return _ROW_FIELDS * size + _TILE_FIELDS * _tile_capacity(size)
+
+    def _load(self, fields: list[Ints]) -> None:
         self.runner.staging.upload_into(self._inputs, np.concatenate(fields))
 
-    def _step(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, size: int, with_shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         """What a graph holds: logits [size, V], the rows' lines of the slot table, the positions they sample."""
-        runner = self.runner
-        slots, starts, token_ids, table_slots, index, blocks = self._inputs[: FIELDS * size].view(
-            FIELDS, size
+        runner, rows = self.runner, _ROW_FIELDS * size
+        slots, starts, token_ids, table_slots, index, blocks, lens = self._inputs[:rows].view(
+            _ROW_FIELDS, size
         )
+        tiles = self._inputs[rows : self._words(size)].view(_TILE_FIELDS, _tile_capacity(size))
         runner.block_tables[table_slots.long(), index.long()] = blocks
         padding = slots < 0
         context_lens = torch.where(padding, 0, starts + 1).int()
         hidden = runner.forward(
             token_ids, self._query_start[: size + 1], slots, starts, context_lens,
             StepShape(num_decodes=size, max_query_len=1, max_context_len=runner.max_context),
+            SharedPrefixes(lens, *tiles) if with_shared else None,
         )  # fmt: skip
         lines = torch.where(padding, runner.max_slots, slots).long()
         return runner.model.logits(hidden), lines, context_lens.long()
 
 
-def _padded(array: np.ndarray, size: int, fill: int) -> np.ndarray:
+def _padded(array: Ints, size: int, fill: int) -> Ints:
     out = np.full(size, fill, np.int32)
     out[: len(array)] = array
     return out

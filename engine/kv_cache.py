@@ -8,6 +8,7 @@ from torch import Tensor
 from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.rope_cache import rope_and_cache
+from headrace.kernels.shared_prefix import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class StepContext:
 
     slot_mapping: [T] int64, where each token's K and V go (block * block_size + offset; -1: nowhere).
     slots: [R] int32, each row's line of ``block_tables`` [S, M] int32. query_start: [R + 1] int32.
-    context_lens: [R] int32, keys in all, this step's included.
+    context_lens: [R] int32, keys in all, this step's included. shared: prefixes that decode rows share, if any.
     """
 
     kv: KVCache
@@ -71,6 +72,7 @@ class StepContext:
     num_kv_heads: int
     head_dim: int
     scale: float
+    shared: SharedPrefixes | None = None
 
     def attend(
         self,
@@ -93,7 +95,7 @@ class StepContext:
         if n:
             decode_attention(
                 q[:n], k_cache, v_cache, self.block_tables, self.slots[:n], self.context_lens[:n],
-                self.max_context_len, self.scale, out=out[:n],
+                self.max_context_len, self.scale, out=out[:n], shared=self.shared,
             )  # fmt: skip
         if len(self.slots) > n:
             prefill_attention(

@@ -14,8 +14,10 @@ from torch import Tensor
 from headrace.engine.kv_cache import KVCache, StepContext
 from headrace.engine.models.decoder import Model
 from headrace.engine.plan import SamplingRows, StepPlan
+from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.staging import Staging
 from headrace.kernels.sample import sample
+from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.step_inputs import step_inputs
 
 
@@ -40,6 +42,7 @@ class ModelRunner:
         self.device = kv.arena.device
         self.max_slots = max_slots
         self.max_context = max_context
+        self.rows_per_tile = rows_per_tile(model.config.num_heads // model.config.num_kv_heads)
         self.staging = Staging(self.device)
         max_blocks = -(-max_context // kv.block_size)
 
@@ -72,8 +75,11 @@ class ModelRunner:
         )  # fmt: skip
         if len(plan.table_slots):
             self.block_tables[table_slots.long(), table_index.long()] = table_blocks
+        shared = None
+        if len(plan.group_start):
+            shared = SharedPrefixes(*self.staging.upload(prefix_tiles(plan, self.rows_per_tile)))
         shape = StepShape(plan.num_decodes, plan.max_query_len, plan.max_context_len)
-        hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape)
+        hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape, shared)
         if not len(rows):
             return torch.empty(0, dtype=torch.int64, device=self.device)
         logits = self.model.logits(hidden[at.long()])
@@ -87,6 +93,7 @@ class ModelRunner:
         starts: Tensor,
         context_lens: Tensor,
         shape: StepShape,
+        shared: SharedPrefixes | None,
     ) -> Tensor:
         """Hidden states of every query token, [T, H]. Shapes as in StepPlan and StepContext; all int32."""
         ids, positions, slot_mapping = step_inputs(
@@ -113,6 +120,7 @@ class ModelRunner:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
+            shared=shared,
         )
         return self.model.forward(ids, positions, context)
 

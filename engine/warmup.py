@@ -39,12 +39,16 @@ def _kinds(runner: ModelRunner) -> Iterator[StepPlan]:
     for lens in ([long], [1, long], [1, 1, 2], [2, 3], [1]):
         if len(lens) <= runner.max_slots:
             yield _plan(lens)
+    for rows in (4, 1024):  # few rows have their keys split, many do not
+        yield _plan([1] * min(rows, runner.max_slots), starts=min(600, room - 1), shared=runner.kv.block_size)
     for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)):
         yield _plan([1], temperature=temperature, top_p=top_p)
 
 
-def _plan(query_lens: Sequence[int], temperature: float = 1.0, top_p: float = 1.0) -> StepPlan:
-    """Rows of these lengths, all of them writing over the first blocks."""
+def _plan(
+    query_lens: Sequence[int], temperature: float = 1.0, top_p: float = 1.0, starts: int = 0, shared: int = 0
+) -> StepPlan:
+    """Rows of these lengths from position ``starts``, all in the first block, the first ``shared`` keys in common."""
     lens = np.array(query_lens, np.int32)
     rows = np.arange(len(lens), dtype=np.int32)
     none = np.empty(0, np.int32)
@@ -52,7 +56,7 @@ def _plan(query_lens: Sequence[int], temperature: float = 1.0, top_p: float = 1.
         number=0,
         slots=rows,
         query_lens=lens,
-        starts=np.zeros(len(lens), np.int32),
+        starts=np.full(len(lens), starts, np.int32),
         num_decodes=int((lens == 1).sum()),
         token_ids=np.zeros(lens.sum(), np.int32),
         sample_rows=rows,
@@ -60,9 +64,9 @@ def _plan(query_lens: Sequence[int], temperature: float = 1.0, top_p: float = 1.
         table_slots=none,
         table_index=none,
         table_blocks=none,
-        group_start=none,
-        group_rows=none,
-        group_keys=none,
+        group_start=rows[:1] if shared else none,
+        group_rows=np.full(1, len(rows), np.int32) if shared else none,
+        group_keys=np.full(1, shared, np.int32) if shared else none,
         sampling=SamplingRows(
             slots=rows[:1],
             temperature=np.full(1, temperature, np.float32),

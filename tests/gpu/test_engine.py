@@ -39,7 +39,7 @@ def model(tmp_path_factory):
 
 def requests(count=40):
     rng = random.Random(0)
-    shared = [rng.randrange(1000) for _ in range(200)]
+    shared = [rng.randrange(1000) for _ in range(400)]
     out = []
     for i in range(count):
         own = [rng.randrange(1000) for _ in range(rng.choice([1, 5, 31, 32, 33, 64, 100, 300]))]
