@@ -59,7 +59,12 @@ class WorkerConfig:
 
     def client(self) -> dict[str, Any]:
         """Properties that every Kafka client of this worker has."""
-        return {"bootstrap.servers": self.bootstrap, "client.id": self.name, **self.kafka}
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "client.id": self.name,
+            "reconnect.backoff.ms": 500,  # from its default of 100, a lost broker fills the log
+            **self.kafka,
+        }
 
     def consumer(self, tier: str) -> dict[str, Any]:
         """Properties of one tier's consumer: a group for each tier, so that one's backlog is not another's lag."""

@@ -228,10 +228,11 @@ class TierConsumer:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
+        # A pause may survive a rebalance or not (it does when partitions are lost): start from a known state.
+        consumer.resume(partitions)
         for each in partitions:
             self.tracker.assign(each.topic, each.partition)
             self._committed.pop((each.topic, each.partition), None)
-            # Whether a pause survives a rebalance is the library's secret: ours is asserted anew.
             self._paused.discard((each.topic, each.partition))
         self._pause_or_resume(consumer)
         log.info("assigned %s", _names(partitions))

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from standin import StandInEngine
 
@@ -69,6 +69,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 2, "log_level": 0})
         self.ledger = Ledger(self.database_url)
+        self._ends: dict[tuple[str, int], int] = {}  # where each partition ends, as far as we have sent
 
     # --- driving ------------------------------------------------------------------------------------------------------
 
@@ -89,8 +90,15 @@ class Pipeline:
         """Send a record as it is."""
         data = json.dumps(value).encode() if isinstance(value, Mapping) else value
         topic = self.topics.jobs(tier)
-        self.producer.produce(topic, value=data, key=key, headers=headers or [], partition=partition)
+        self.producer.produce(
+            topic, value=data, key=key, headers=headers or [], partition=partition, on_delivery=self._sent
+        )
         self.producer.poll(0)
+
+    def _sent(self, error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        place = message.topic(), message.partition()
+        self._ends[place] = max(self._ends.get(place, 0), message.offset() + 1)
 
     def control(self, message: ControlMessage) -> None:
         key, value, headers = message.encode()
@@ -225,15 +233,13 @@ class Pipeline:
         admin.delete_consumer_groups([group])[group].result(10)
 
     def lag(self, tier: str = "standard") -> int:
-        """Records of the tier whose offset is not committed."""
+        """Records of the tier that were sent here and whose offset is not committed."""
         settings = WorkerConfig(self.bootstrap, self.topics).consumer(tier)
-        consumer = Consumer({**settings, "log_level": 3})
-        topic = self.topics.jobs(tier)
+        consumer = Consumer({**settings, "log_level": 0})
+        ends = {place: end for place, end in self._ends.items() if place[0] == self.topics.jobs(tier)}
         try:
-            partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-            committed = consumer.committed([TopicPartition(topic, each) for each in partitions], timeout=10)
-            ends = {each.partition: consumer.get_watermark_offsets(each, timeout=10)[1] for each in committed}
-            return sum(ends[each.partition] - max(each.offset, 0) for each in committed)
+            committed = consumer.committed([TopicPartition(*place) for place in ends], timeout=10)
+            return sum(ends[each.topic, each.partition] - max(each.offset, 0) for each in committed)
         finally:
             consumer.close()
 

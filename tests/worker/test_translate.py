@@ -1,0 +1,100 @@
+"""The wire's words and the engine's, put into each other."""
+
+import pytest
+
+from headrace.engine.request import FinishReason
+from headrace.engine.text import RequestError, TextChoice, TextCompletion, TextRequest
+from headrace.schemas import JobState, PromptJob, Source, parse_job, uuid7
+from headrace.worker import translate
+
+SOURCE = Source("t", 0, 7, timestamp_ms=-1)
+
+
+def job(body: bytes) -> PromptJob:
+    return parse_job(body, None, SOURCE)
+
+
+def answer(**changes: object) -> TextCompletion:
+    choice = TextChoice(0, "hi", [1, 2], FinishReason.STOP, "END")
+    return TextCompletion("1", [choice], 8, 3, 2, total_s=1.5, **changes)  # type: ignore[arg-type]
+
+
+def test_everything_a_job_asks_for_reaches_the_engine() -> None:
+    body = b"""{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        "tenant": "acme", "deadline": 4000000000, "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+        "max_tokens": 7, "min_tokens": 2, "seed": 3, "stop": ["END"], "stop_token_ids": [4], "ignore_eos": true}}"""
+    request = translate.to_request(job(body), "id", priority=2)
+    assert (request.id, request.priority, request.salt, request.deadline) == ("id", 2, "acme", 4e9)
+    assert list(request.messages or ()) == [{"role": "user", "content": "ab"}]
+    assert (request.prompt, request.prompt_token_ids, request.stop) == (None, None, ("END",))
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 5, 0.1)
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (7, 2, 3)
+    assert (sampling.stop_token_ids, sampling.ignore_eos) == ((4,), True)
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (b'{"prompt": "12345678", "sampling": {"max_tokens": 10}}', 13),
+        (b'{"prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 10}}', 14),
+        (b'{"messages": [{"role": "user", "content": "1234"}], "sampling": {"max_tokens": 10}}', 12),
+        (b'{"prompt": "1234"}', 2 + translate.DEFAULT_ANSWER_TOKENS),
+    ],
+)
+def test_a_job_is_charged_for_its_prompt_and_its_answer(body: bytes, tokens: int) -> None:
+    assert translate.cost(job(body)) == tokens
+
+
+def test_an_answer_becomes_a_result_with_everything_on_it() -> None:
+    asked = job(b'{"prompt": "x", "custom_id": "c", "batch_id": "b", "metadata": {"k": "v"}}')
+    result = translate.succeeded(asked, answer(), model="m", worker="w", run=2, attempt=3)
+    assert result.state is JobState.SUCCEEDED
+    assert (result.id, result.custom_id, result.batch_id, result.metadata) == (
+        asked.envelope.id, "c", "b", {"k": "v"},
+    )  # fmt: skip
+    assert (result.run, result.attempt, result.model, result.worker) == (2, 3, "m", "w")
+    assert (result.usage.prompt_tokens, result.usage.cached_tokens, result.usage.completion_tokens) == (
+        8,
+        3,
+        2,
+    )
+    (choice,) = result.choices
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("hi", "stop", "END")
+    assert result.timings.started_at is not None
+    assert result.timings.finished_at is not None
+    assert (result.timings.finished_at - result.timings.started_at).total_seconds() == pytest.approx(1.5)
+
+
+def test_a_line_of_a_file_is_answered_without_a_worker() -> None:
+    request, asked = translate.read_line(b'{"custom_id": "c", "prompt": "x"}', 5)
+    assert isinstance(request, TextRequest)
+    line = translate.write_line(asked, answer(), "m")
+    assert (line["custom_id"], line["state"], line["choices"][0]["text"]) == ("c", "succeeded", "hi")
+    assert {"worker", "run", "timings"}.isdisjoint(line)
+
+
+def test_an_id_of_any_age_is_fine_in_a_file() -> None:
+    request, _ = translate.read_line(b'{"job_id": "%s", "prompt": "x"}' % str(uuid7(1)).encode(), 5)
+    assert isinstance(request, TextRequest)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "custom_id"),
+    [(b"{", "invalid_json", None), (b'{"custom_id": "c", "prompt": 5}', "invalid_type", "c")],
+)
+def test_a_bad_line_is_answered_with_what_could_be_read_of_it(
+    text: bytes, code: str, custom_id: str | None
+) -> None:
+    error, asked = translate.read_line(text, 5)
+    assert isinstance(error, RequestError)
+    assert error.code == code
+    line = translate.write_line(asked, TextCompletion("5", [], error=error), "m")
+    assert (line["state"], line["error"]["code"], line.get("custom_id")) == ("failed", code, custom_id)
+
+
+def test_an_error_of_the_engine_keeps_the_names_of_its_job() -> None:
+    _, asked = translate.read_line(b'{"custom_id": "c", "prompt": "x"}', 5)
+    done = TextCompletion("5", [], error=RequestError("context_length_exceeded", "too long", "prompt"))
+    line = translate.write_line(asked, done, "m")
+    assert (line["custom_id"], line["error"]["param"], line["choices"]) == ("c", "prompt", [])
