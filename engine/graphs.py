@@ -37,7 +37,7 @@ def graph_sizes(largest: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    logits: Tensor
+    hidden: Tensor
     lines: Tensor
     positions: Tensor
 
@@ -100,7 +100,8 @@ class GraphCache:
         self._load([*(_padded(array, size, fill) for array, fill in fields), *tiles])
         captured.graph.replay()
         self.replays += 1
-        return runner.sample(captured.logits[:rows], captured.lines[:rows], captured.positions[:rows], plan)
+        logits = runner.model.logits(captured.hidden[:rows])
+        return runner.sample(logits, captured.lines[:rows], captured.positions[:rows], plan)
 
     def _words(self, size: int) -> int:
         return _ROW_FIELDS * size + _TILE_FIELDS * _tile_capacity(size)
@@ -109,7 +110,10 @@ class GraphCache:
         self.runner.staging.upload_into(self._inputs, np.concatenate(fields))
 
     def _step(self, size: int, with_shared: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """What a graph holds: logits [size, V], the rows' lines of the slot table, the positions they sample."""
+        """What a graph holds: hidden states [size, H], the rows' lines of the slot table, the positions they sample.
+
+        The logits come after it: they are wanted of real rows only, and a graph keeps what it returns for ever.
+        """
         runner, rows = self.runner, _ROW_FIELDS * size
         slots, starts, token_ids, table_slots, index, blocks, lens = self._inputs[:rows].view(
             _ROW_FIELDS, size
@@ -124,7 +128,7 @@ class GraphCache:
             SharedPrefixes(lens, *tiles) if with_shared else None,
         )  # fmt: skip
         lines = torch.where(padding, runner.max_slots, slots).long()
-        return runner.model.logits(hidden), lines, context_lens.long()
+        return hidden, lines, context_lens.long()
 
 
 def _padded(array: Ints, size: int, fill: int) -> Ints:
