@@ -8,7 +8,7 @@ from uuid import UUID
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.rows import AttemptRow
-from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
+from headrace.ledger.staging import JOB_COLUMNS, LOCKED, insert_absent, job_values, stage
 from headrace.schemas import JobState
 
 _COLUMNS = (*JOB_COLUMNS, "worker", "group_size")
@@ -27,7 +27,7 @@ _INSERT = f"WITH changed AS ({insert_absent()} {RETURNING}), {_OPENED} {SUMMARY}
 _START = f"""
 WITH changed AS (
     UPDATE jobs SET state = {JobState.RUNNING.code}, attempt = new.attempt
-    FROM (SELECT * FROM incoming ORDER BY id) new
+    FROM {LOCKED} new
     WHERE jobs.id = new.id AND jobs.run = new.run AND jobs.content_sha = new.content_sha
       AND jobs.state IN ({JobState.QUEUED.code}, {JobState.RUNNING.code}) AND jobs.attempt = new.attempt - 1
     {RETURNING}

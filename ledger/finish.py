@@ -10,7 +10,7 @@ from uuid import UUID
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.rows import Finished, OutcomeRow
-from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
+from headrace.ledger.staging import JOB_COLUMNS, LOCKED, insert_absent, job_values, stage
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState, clean_text
 
 _OUTCOME = ("prompt_tokens", "cached_tokens", "completion_tokens", "error_code")
@@ -34,7 +34,7 @@ WITH changed AS ({insert_absent({"finished_at": "now()"} | {name: name for name 
 _UPDATE = f"""
 WITH changed AS (
     UPDATE jobs SET state = new.state, finished_at = now(), {", ".join(f"{name} = new.{name}" for name in _OUTCOME)}
-    FROM (SELECT * FROM incoming ORDER BY id) new
+    FROM {LOCKED} new
     WHERE jobs.id = new.id AND jobs.run = new.run AND jobs.content_sha = new.content_sha
       AND jobs.state IN ({JobState.QUEUED.code}, {JobState.RUNNING.code})
     {RETURNING}
