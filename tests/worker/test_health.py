@@ -1,0 +1,74 @@
+"""What whoever runs a worker can ask it."""
+
+import json
+import logging
+import urllib.error
+import urllib.request
+from dataclasses import replace
+
+import pytest
+from pipeline import Pipeline
+
+from headrace.worker.health import HealthServer, Status
+
+STATUS = Status("w", "m", True, False, {"standard": 4}, {"standard": 1}, 3, 2, 1, 0)
+
+
+def ask(port: int, path: str) -> tuple[int, dict]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            body = error.read()
+        return error.code, json.loads(body) if body.startswith(b"{") else {}
+
+
+@pytest.mark.parametrize(
+    ("status", "live", "ready"),
+    [
+        (STATUS, 200, 200),
+        (replace(STATUS, ready=False), 200, 503),
+        (replace(STATUS, at=STATUS.at - 1000), 503, 503),  # the loop stands still
+    ],
+)
+def test_live_and_ready_say_so_by_their_status(status: Status, live: int, ready: int) -> None:
+    server = HealthServer(0, lambda: status)
+    try:
+        assert ask(server.port, "/live")[0] == live
+        assert ask(server.port, "/ready")[0] == ready
+        assert ask(server.port, "/status") == (
+            200,
+            {**ask(server.port, "/status")[1], "worker": "w", "in_flight": 2},
+        )
+        assert ask(server.port, "/secrets")[0] == 404
+    finally:
+        server.close()
+
+
+def test_a_worker_is_ready_once_it_takes_jobs(line: Pipeline) -> None:
+    worker = line.start_worker()
+    line.submit("x")
+    line.wait_terminal(1)
+    line.wait_for(lambda: worker.worker.status().partitions["standard"] == 4)
+    status = worker.worker.status()
+    worker.close()
+    assert (status.ready, status.live, status.stopping) == (True, True, False)
+
+
+def test_prompts_and_answers_stay_out_of_the_log(line: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    worker = line.start_worker()
+    secret = "the patient's name is Ada"
+    good = line.submit(secret)
+    line.submit(f"fail:{secret}")
+    line.submit(secret, sampling={"temperature": secret})
+    line.send(secret.encode())
+    line.wait_terminal(3)
+    line.dead_letters(1)
+    worker.close()
+
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert told
+    assert not any(secret in message for message in told)
+    assert line.rows()[good] == "succeeded"

@@ -1,0 +1,54 @@
+"""A record counts as published when the broker has confirmed it, and not before."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from pipeline import Pipeline
+
+from headrace.worker.publisher import Publication, Publisher
+
+
+@pytest.fixture
+def publisher(line: Pipeline) -> Iterator[Publisher]:
+    made = Publisher({"bootstrap.servers": line.bootstrap, "log_level": 0})
+    yield made
+    made.close()
+
+
+def confirmed(publisher: Publisher, count: int) -> list[object]:
+    done: list[object] = []
+    deadline = time.monotonic() + 20
+    while len(done) < count and time.monotonic() < deadline:
+        done += [publication.about for publication in publisher.confirmed()]
+        time.sleep(0.005)
+    return done
+
+
+def test_each_record_is_confirmed_once(line: Pipeline, publisher: Publisher) -> None:
+    for n in range(100):
+        publisher.put(Publication(line.topics.results, b"k%d" % n, b"v", [("h", b"1")], n))
+    assert publisher.unconfirmed == 100
+    assert sorted(confirmed(publisher, 100)) == list(range(100))  # type: ignore[type-var]
+    assert publisher.unconfirmed == 0
+    assert {message.key() for message in line.take(line.topics.results, 100)} == {
+        b"k%d" % n for n in range(100)
+    }
+
+
+def test_a_record_that_the_broker_will_never_take_holds_up_nothing(
+    line: Pipeline, publisher: Publisher
+) -> None:
+    publisher.put(Publication(line.topics.results, b"big", b"x" * 2_000_000, [], "big"))
+    publisher.put(Publication(line.topics.results, b"small", b"x", [], "small"))
+    assert sorted(confirmed(publisher, 2)) == ["big", "small"]  # type: ignore[type-var]
+    assert [message.key() for message in line.take(line.topics.results, 2, seconds=2)] == [b"small"]
+
+
+def test_a_producer_that_broke_is_replaced_and_sends_what_was_open(
+    line: Pipeline, publisher: Publisher
+) -> None:
+    publisher.put(Publication(line.topics.results, b"k", b"v", [], "first"))
+    publisher._broken = True
+    publisher.put(Publication(line.topics.results, b"k", b"v", [], "second"))
+    assert sorted(confirmed(publisher, 2)) == ["first", "second"]  # type: ignore[type-var]
