@@ -45,7 +45,7 @@ class _Captured:
 class GraphCache:
     """Captured decode steps by their number of rows, and by whether rows share prefixes.
 
-    Steps without shared prefixes are captured before the first request; those with, when one first occurs.
+    All are captured before the first request.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -61,21 +61,24 @@ class GraphCache:
         self._captured: dict[tuple[int, bool], _Captured] = {}
 
     def capture_all(self) -> None:
-        """Capture every size without shared prefixes, largest first."""
+        """Capture every size, largest first."""
         for size in reversed(self.sizes):
-            self._capture(size, shared=False)
+            for shared in (False, True):
+                self._captured[size, shared] = self._capture(size, shared=shared)
 
+    @torch.inference_mode()
     def _capture(self, size: int, *, shared: bool) -> _Captured:
         """Record a step of ``size`` padding rows. A first, plain run lets every kernel compile and set itself up."""
-        self._load([np.full(size, -1, np.int32), np.zeros(self._words(size) - size, np.int32)])
+        nothing = np.empty(0, np.int32)
+        tiles = np.zeros((_TILE_FIELDS, _tile_capacity(size)), np.int32)
+        self._load(size, [nothing] * _ROW_FIELDS, list(tiles))
         self._step(size, shared)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             outputs = self._step(size, shared)
         self._pool = self._pool or graph.pool()
-        captured = self._captured[size, shared] = _Captured(graph, *outputs)
-        return captured
+        return _Captured(graph, *outputs)
 
     def fits(self, plan: StepPlan) -> bool:
         """Whether the plan is a decode step, each row of which samples."""
@@ -91,13 +94,10 @@ class GraphCache:
         runner.update_sampling(plan.sampling)
         size = self.sizes[self._size_of[rows]]
         shared = len(plan.group_start) > 0
-        captured = self._captured.get((size, shared)) or self._capture(size, shared=shared)
+        captured = self._captured[size, shared]
         prefix_lens, *tiles = prefix_tiles(plan, runner.rows_per_tile, _tile_capacity(size))
-        fields = (
-            (plan.slots, -1), (plan.starts, 0), (plan.token_ids, 0),
-            (plan.table_slots, runner.max_slots), (plan.table_index, 0), (plan.table_blocks, 0), (prefix_lens, 0),
-        )  # fmt: skip
-        self._load([*(_padded(array, size, fill) for array, fill in fields), *tiles])
+        updates = [plan.table_slots, plan.table_index, plan.table_blocks]
+        self._load(size, [plan.slots, plan.starts, plan.token_ids, *updates, prefix_lens], tiles)
         captured.graph.replay()
         self.replays += 1
         logits = runner.model.logits(captured.hidden[:rows])
@@ -106,8 +106,11 @@ class GraphCache:
     def _words(self, size: int) -> int:
         return _ROW_FIELDS * size + _TILE_FIELDS * _tile_capacity(size)
 
-    def _load(self, fields: list[Ints]) -> None:
-        self.runner.staging.upload_into(self._inputs, np.concatenate(fields))
+    def _load(self, size: int, row_fields: list[Ints], tile_fields: list[Ints]) -> None:
+        """Send a step's inputs. Padding rows have slot -1; padding updates go to the slot table's spare line."""
+        padding = (-1, 0, 0, self.runner.max_slots, 0, 0, 0)
+        rows = [_padded(field, size, fill) for field, fill in zip(row_fields, padding, strict=True)]
+        self.runner.staging.upload_into(self._inputs, np.concatenate([*rows, *tile_fields]))
 
     def _step(self, size: int, with_shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         """What a graph holds: hidden states [size, H], the rows' lines of the slot table, the positions they sample.

@@ -54,7 +54,7 @@ def requests(count=40):
                     max_tokens=rng.randrange(30, 90),
                     ignore_eos=True,
                 ),
-            )  # fmt: skip
+            )
         )
     return out
 
