@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
@@ -97,24 +98,64 @@ class Recorder:
             **(kafka or {}),
         }
         self._held: list[Message] = []
+        self._writing: tuple[Bulk, Future[bool]] | None = None
         self._next_drain = self._next_upkeep = 0.0
 
     def run(self, stop: Event) -> None:
         """Record until `stop` is set. Raises KafkaException on what no retry mends, LedgerError likewise."""
         consumer = Consumer(self._settings, logger=log)
-        consumer.subscribe(self._topics, on_assign=self._on_assign)
-        try:
-            while not stop.is_set():
-                self._turn(consumer, stop)
-        finally:
-            consumer.close()
+        consumer.subscribe(self._topics, on_assign=_on_assign)
+        with ThreadPoolExecutor(1, "recorder-write") as writer:
+            try:
+                while not stop.is_set():
+                    self._turn(consumer, writer, stop)
+                self._settle(consumer)
+            finally:
+                stop.set()
+                consumer.close()
 
-    def _turn(self, consumer: Consumer, stop: Event) -> None:
+    def _turn(self, consumer: Consumer, writer: ThreadPoolExecutor, stop: Event) -> None:
         self._upkeep()
         messages, self._held = [*self._held, *consumer.consume(BULK, GATHER_S)], []
-        bulk = self._read(messages)
-        if bulk.behind and self._write(bulk, consumer, stop):
+        bulk = self._read(messages)  # while the one before is written
+        self._settle(consumer)
+        if bulk.behind:
+            self._writing = bulk, writer.submit(self._write, bulk, stop)
+
+    def _settle(self, consumer: Consumer) -> None:
+        """Wait for the bulk that is being written, and commit the offsets behind it."""
+        if self._writing is None:
+            return
+        (bulk, written), self._writing = self._writing, None
+        waited = False
+        while not wait([written], 1.0).done:
+            waited = True
+            self._keep_polling(consumer)
+        if waited:
+            consumer.resume(consumer.assignment())
+        if written.result():
             consumer.commit(offsets=bulk.offsets(), asynchronous=True)  # close waits for it
+
+    def _keep_polling(self, consumer: Consumer) -> None:
+        """Stay in the group without taking more in. A partition assigned meanwhile may still hand over a record."""
+        consumer.pause(consumer.assignment())
+        message = consumer.poll(0)
+        if message is not None:
+            self._held.append(message)
+
+    def _write(self, bulk: Bulk, stop: Event) -> bool:
+        """Write it, for as long as it takes; False if told to stop before that."""
+        while True:
+            try:
+                self._ledger.apply_control(bulk.control)
+                new = self._ledger.record(bulk.jobs, bulk.rejections)
+            except LedgerUnavailable as error:
+                log.warning("Postgres is away, %d records wait: %s", len(bulk.jobs), error)
+                if stop.wait(1.0):
+                    return False
+            else:
+                log.debug("recorded %d jobs, %d of them new", len(bulk.jobs), new)
+                return True
 
     def _read(self, messages: Iterable[Message]) -> Bulk:
         bulk = Bulk()
@@ -137,51 +178,7 @@ class Recorder:
 
     def _job(self, envelope: Envelope, source: Source) -> JobRow:
         *pool, tier = source.topic.removeprefix(self._jobs_prefix).split(".")
-        return JobRow(
-            id=envelope.id,
-            tenant=envelope.tenant,
-            tier=tier,
-            content_sha=envelope.content_sha,
-            src_topic=source.topic,
-            src_partition=source.partition,
-            src_offset=source.offset,
-            submitted_at=envelope.submitted_at,
-            pool=pool[0] if pool else "default",
-            job_id=envelope.job_id,
-            batch_id=envelope.batch_id,
-            custom_id=envelope.custom_id,
-            model=envelope.model,
-            deadline=envelope.deadline,
-        )
-
-    def _write(self, bulk: Bulk, consumer: Consumer, stop: Event) -> bool:
-        """Write it, for as long as it takes; False if told to stop before that."""
-        waiting = False
-        while True:
-            try:
-                self._ledger.apply_control(bulk.control)
-                new = self._ledger.record(bulk.jobs, bulk.rejections)
-                log.debug("recorded %d jobs, %d of them new", len(bulk.jobs), new)
-                break
-            except LedgerUnavailable as error:
-                log.warning("Postgres is away, %d records wait: %s", len(bulk.jobs), error)
-                waiting = True
-            if stop.is_set():
-                return False
-            self._keep_polling(consumer)
-        if waiting:
-            consumer.resume(consumer.assignment())
-        return True
-
-    def _keep_polling(self, consumer: Consumer) -> None:
-        """Stay in the group without taking more in. A partition assigned meanwhile may still hand over a record."""
-        consumer.pause(consumer.assignment())
-        message = consumer.poll(1.0)
-        if message is not None:
-            self._held.append(message)
-
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        log.info("assigned %d partitions", len(partitions))
+        return JobRow.of(envelope, source, tier, pool[0] if pool else "default")
 
     def _upkeep(self) -> None:
         now = time.monotonic()
@@ -203,6 +200,10 @@ def _rejection(error: Unparsable, topic: str, partition: int, offset: int) -> Re
     return RejectionRow(
         topic, partition, offset, error.tenant, error.code, error.message, error.batch_id, error.custom_id
     )
+
+
+def _on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    log.info("assigned %d partitions", len(partitions))
 
 
 def _note(error: KafkaError) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from headrace.schemas import JobState
+from headrace.schemas import Envelope, JobState, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,26 @@ class JobRow:
     custom_id: str | None = None
     model: str | None = None
     deadline: datetime | None = None
+
+    @classmethod
+    def of(cls, envelope: Envelope, source: Source, tier: str, pool: str) -> JobRow:
+        """The row of a record that was read in full or only as an envelope."""
+        return cls(
+            id=envelope.id,
+            tenant=envelope.tenant,
+            tier=tier,
+            content_sha=envelope.content_sha,
+            src_topic=source.topic,
+            src_partition=source.partition,
+            src_offset=source.offset,
+            submitted_at=envelope.submitted_at,
+            pool=pool,
+            job_id=envelope.job_id,
+            batch_id=envelope.batch_id,
+            custom_id=envelope.custom_id,
+            model=envelope.model,
+            deadline=envelope.deadline,
+        )
 
 
 @dataclass(frozen=True, slots=True)
