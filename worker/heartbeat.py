@@ -3,8 +3,7 @@
 import logging
 import threading
 
-from headrace.ledger import Ledger
-from headrace.ledger.errors import LedgerUnavailable
+from headrace.ledger import Ledger, LedgerError
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +31,14 @@ class Heartbeat:
             self._thread.join(timeout=5)
         try:
             self._ledger.leave(self._worker)
-        except LedgerUnavailable as error:
+        except LedgerError as error:
             log.warning("could not sign off, so other workers wait %g s: %s", self._alive_s, error)
 
     def _run(self) -> None:
         while not self._stop.wait(self._alive_s / BEATS_PER_LIFE):
             try:
                 self._beat()
-            except LedgerUnavailable as error:
+            except Exception as error:  # whatever it was: a worker that stops beating is taken for dead
                 log.warning("no heartbeat: %s", error)
 
     def _beat(self) -> None:

@@ -1,5 +1,6 @@
 """One job in a worker's memory, from its record's delivery until its result is on the results topic."""
 
+import logging
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -17,6 +18,8 @@ from headrace.schemas import (
 )
 from headrace.worker import translate
 from headrace.worker.consumer import Delivery
+
+log = logging.getLogger(__name__)
 
 
 class Stage(Enum):
@@ -93,6 +96,12 @@ def read(delivery: Delivery, pool: str, models: frozenset[str]) -> Job | Rejecti
     except InvalidJob as error:
         problem = JobError(code=error.code, message=error.message, param=error.param)
         return _job(error.envelope, delivery, pool, None, problem)
+    except Exception as error:
+        # A defect of ours. It must cost this record and not the worker, which would meet it again and again.
+        name = type(error).__name__
+        log.error("cannot read %s[%s] at %s: %s", place.topic, place.partition, delivery.offset, name)
+        log.debug("where", exc_info=error)  # not above: the message may quote the prompt
+        return reject(delivery, ErrorCode.INTERNAL_ERROR, f"reading the record failed with {name}")
     return _job(request.envelope, delivery, pool, request, _unknown_model(request, models))
 
 
