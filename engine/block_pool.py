@@ -7,7 +7,6 @@ prefix tree knows is full, so no overshoot can land in it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,20 +56,19 @@ class BlockPool:
         self._refs[blocks] = 1
         return blocks
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Count one more reader on each of these blocks."""
-        for block in blocks:
-            if self._refs[block] == 0:
-                del self._cached[block]
-            self._refs[block] += 1
+    def share(self, blocks: NDArray[np.int32]) -> None:
+        """Count one more reader on each of these (distinct) blocks."""
+        for block in blocks[self._refs[blocks] == 0].tolist():
+            del self._cached[block]
+        self._refs[blocks] += 1
 
     def references(self) -> NDArray[np.int32]:
         """[num_blocks] readers of each block; a view, to be read only."""
         return self._refs
 
-    def cached_among(self, blocks: Iterable[int]) -> int:
+    def cached_among(self, blocks: NDArray[np.int32]) -> int:
         """How many of these blocks ``share`` would take out of ``available``."""
-        return sum(block in self._cached for block in blocks)
+        return int(np.count_nonzero(self._refs[blocks] == 0))
 
     def sole(self, blocks: NDArray[np.int32]) -> int:
         """How many of these blocks would become available if their one reader let go."""

@@ -291,18 +291,17 @@ class Scheduler:
         if seq.in_flight:
             return _Seat.WAIT
         s, size = self.slots, self.block_size
-        shared: list[int] = []
-        parent = 0
+        shared, parent = _NONE, 0
         if self.prefix_cache:
             match = self.tree.match(seq.request.salt, seq.tokens)
             if match.pending:
                 return _Seat.WAIT
-            shared, parent = match.blocks, match.parent
+            shared, parent = np.array(match.blocks, np.int32), match.parent
         need = -(-len(seq.tokens) // size) - len(shared)
         if need + self.pool.cached_among(shared) + self._reserve() > self.pool.available:
             return _Seat.FULL
         self.pool.share(shared)
-        blocks = np.concatenate([np.array(shared, np.int32), self.pool.take(need)])
+        blocks = np.concatenate([shared, self.pool.take(need)])
         slot = s.seat(seq)
         s.block_tables[slot, : len(blocks)] = blocks
         s.num_blocks[slot] = len(blocks)

@@ -1,5 +1,7 @@
 """The host's half of the slot table: per-slot state as arrays, so that a step is a few array operations, not a loop."""
 
+import mmap
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,7 +41,7 @@ class Slots:
         self.prefix_of = np.full(max_slots, -1, dtype=np.int32)
         self.stop_ids = np.full((max_slots, MAX_STOP_IDS), -1, dtype=np.int32)
         self.block_tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
-        self.tokens = np.empty((max_slots, max_context), dtype=np.int32)
+        self.tokens = _sparse(max_slots, max_context)
         self._free = list(range(max_slots - 1, -1, -1))
 
     @property
@@ -93,3 +95,13 @@ class Slots:
     def blocks(self, slot: int) -> NDArray[np.int32]:
         """A view of the slot's blocks, in order of position."""
         return self.block_tables[slot, : self.num_blocks[slot]]
+
+
+def _sparse(rows: int, columns: int) -> NDArray[np.int32]:
+    """An int32 matrix of which few columns are ever used: its pages are made when first written, 4 KiB at a time.
+
+    NumPy's own large arrays ask for huge pages, and a row would pay for clearing 2 MiB when its first token arrives.
+    """
+    memory = mmap.mmap(-1, rows * columns * 4)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=np.int32).reshape(rows, columns)

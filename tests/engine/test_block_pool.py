@@ -63,9 +63,10 @@ def test_every_block_is_free_cached_or_live_whatever_is_taken_shared_and_release
         prompt = np.arange(length + 1, dtype=np.int32) + 100 * family
         match = tree.match("", prompt)
         need = length - len(match.blocks)
-        if need + pool.cached_among(match.blocks) <= pool.available:
-            pool.share(match.blocks)
-            blocks = np.concatenate([np.array(match.blocks, np.int32), pool.take(need)])
+        shared = np.array(match.blocks, np.int32)
+        if need + pool.cached_among(shared) <= pool.available:
+            pool.share(shared)
+            blocks = np.concatenate([shared, pool.take(need)])
             parent = match.parent
             for i in range(len(match.blocks), length):
                 node, _ = tree.insert(parent, prompt[i : i + 1], int(blocks[i]), ready=True)
