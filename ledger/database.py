@@ -13,6 +13,7 @@ from psycopg import Cursor
 from psycopg.rows import TupleRow
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool
 
@@ -55,10 +56,13 @@ def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
 
 @contextmanager
 def connect(url: str) -> Iterator[Connection]:
-    """One connection outside any pool, for migrations and upkeep."""
+    """One connection outside any pool, for migrations. SQLAlchemy's errors leave it as ours."""
     own = create_engine(engine(url).url, poolclass=NullPool)
-    with own.connect() as connection:
-        yield connection
+    try:
+        with own.connect() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise translate(error.orig) if isinstance(error.orig, Exception) else error from error
 
 
 class Database:

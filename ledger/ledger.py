@@ -139,7 +139,7 @@ class Ledger:
         """Open attempts and make their jobs `running`; say which ids the caller may now run.
 
         Left out are jobs that are terminal, of other content or of another run, and those whose attempt number
-        somebody else took first: look those up again. Jobs without a row get one.
+        somebody else took first: look those up again. Jobs without a row get one. Name each id once.
         """
         refused: dict[UUID, str] = {}
 
@@ -157,7 +157,8 @@ class Ledger:
         """Make jobs terminal, keep their results, end their attempts and count them, in one transaction.
 
         Insert the job if the recorder has not yet; change it only if its run and content are these and it is not
-        terminal. A row that Postgres refuses ends as `failed: ledger_rejected` while the others land.
+        terminal. A row that Postgres refuses ends as `failed: ledger_rejected` while the others land. Name each id
+        once; of several, the first counts.
         """
 
         def write(part: Sequence[OutcomeRow]) -> Finished:

@@ -10,16 +10,17 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError
 
 from headrace.ledger import partitions
 from headrace.ledger.database import connect
+from headrace.ledger.errors import LedgerUnavailable
 
 
 def migrate(url: str, revision: str = "head") -> None:
     """Run the migrations up to `revision` and make the day partitions. Safe to run again, and from two places.
 
-    Needs no checkout: the migrations are part of the installed package.
+    Needs no checkout: the migrations are part of the installed package. Raises LedgerUnavailable where Postgres is
+    away, or where a lock could not be had in time: run it again.
     """
     with connect(url) as connection:
         command.upgrade(_config(connection), revision)
@@ -49,8 +50,8 @@ def check(url: str) -> list[str]:
     try:
         with connect(url) as connection:
             return _problems(connection)
-    except OperationalError as error:
-        return [f"Postgres cannot be reached: {str(error.orig).strip()}. Check DATABASE_URL and the server."]
+    except LedgerUnavailable as error:
+        return [f"Postgres cannot be reached: {str(error).strip()}. Check DATABASE_URL and the server."]
 
 
 def _problems(connection: Connection) -> list[str]:

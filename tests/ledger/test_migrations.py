@@ -106,6 +106,20 @@ def test_an_unmigrated_database_is_called_so(empty_url: str) -> None:
         unready.backlog()
 
 
+def test_a_migration_that_cannot_have_its_lock_gives_up_and_says_so(database_url: str) -> None:
+    with psycopg.connect(database_url) as reader:
+        reader.execute("SELECT * FROM job_status")  # a transaction that stays open
+        with pytest.raises(ledger.LedgerUnavailable, match="55P03"):
+            downgrade(database_url, "0002")
+    assert ledger.check(database_url) == []
+    downgrade(database_url, "0002")
+
+
+def test_migrating_a_server_that_is_away_says_so() -> None:
+    with pytest.raises(ledger.LedgerUnavailable):
+        ledger.migrate("postgresql://nobody@127.0.0.1:1/nothing")
+
+
 def test_alembic_runs_from_its_own_command_line(empty_url: str) -> None:
     command = [sys.executable, "-m", "alembic", "-x", f"url={empty_url}", "upgrade", "head"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
