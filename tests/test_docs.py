@@ -109,7 +109,7 @@ def test_the_settings_table_is_the_code_s() -> None:
     text = (ROOT / "docs/operations.md").read_text()
     rows = [setting_row(field) for field in Settings.model_fields]
     found = [line for line in text.splitlines() if re.match(r"\| `(HEADRACE_|KAFKA_|DATABASE_)", line)]
-    assert found == rows
+    assert found == rows, "docs/operations.md should have these rows:\n" + "\n".join(rows)
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=named)
