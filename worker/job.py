@@ -1,7 +1,7 @@
 """One job in a worker's memory, from its record's delivery until its result is on the results topic."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from headrace.ledger.rows import JobRow, RejectionRow
@@ -56,7 +56,7 @@ class Job:
     verdict: JobState | None = None
     dead_letter: JobError | None = None
     unconfirmed: int = 0
-    deadline_s: float | None = field(default=None)
+    deadline_s: float | None = None
 
     @property
     def tier(self) -> str:
@@ -95,14 +95,17 @@ def read(delivery: Delivery, pool: str, models: frozenset[str]) -> Job | Rejecti
         return reject(delivery, error.code, error.message, error.tenant, error.batch_id, error.custom_id)
     except InvalidJob as error:
         problem = JobError(code=error.code, message=error.message, param=error.param)
-        return _job(error.envelope, delivery, pool, None, problem)
+        row = JobRow.of(error.envelope, source, delivery.tier, pool)
+        return _job(row, error.envelope, delivery, None, problem)
     except Exception as error:
         # A defect of ours. It must cost this record and not the worker, which would meet it again and again.
         name = type(error).__name__
         log.error("cannot read %s[%s] at %s: %s", place.topic, place.partition, delivery.offset, name)
         log.debug("where", exc_info=error)  # not above: the message may quote the prompt
         return reject(delivery, ErrorCode.INTERNAL_ERROR, f"reading the record failed with {name}")
-    return _job(request.envelope, delivery, pool, request, _unknown_model(request, models))
+    envelope = request.envelope
+    row = JobRow.of(envelope, source, delivery.tier, pool)
+    return _job(row, envelope, delivery, request, _unknown_model(request, models))
 
 
 def reject(
@@ -122,26 +125,9 @@ def reject(
 
 
 def _job(
-    envelope: Envelope, delivery: Delivery, pool: str, request: PromptJob | None, problem: JobError | None
+    row: JobRow, envelope: Envelope, delivery: Delivery, request: PromptJob | None, problem: JobError | None
 ) -> Job:
-    place = delivery.assignment
-    row = JobRow(
-        id=envelope.id,
-        tenant=envelope.tenant,
-        tier=delivery.tier,
-        content_sha=envelope.content_sha,
-        src_topic=place.topic,
-        src_partition=place.partition,
-        src_offset=delivery.offset,
-        submitted_at=envelope.submitted_at,
-        pool=pool,
-        job_id=envelope.job_id,
-        batch_id=envelope.batch_id,
-        custom_id=envelope.custom_id,
-        model=envelope.model,
-        deadline=envelope.deadline,
-    )
-    deadline = None if envelope.deadline is None else envelope.deadline.timestamp()
+    deadline = None if row.deadline is None else row.deadline.timestamp()
     cost = 0 if request is None else translate.cost(request)
     return Job(envelope, row, [delivery], request, problem, cost=cost, deadline_s=deadline)
 

@@ -42,7 +42,7 @@ class Running:
             id = str(job.row.id)
             job.stage = Stage.RUNNING
             self._jobs[id] = job
-            requests.append(to_request(job.request, id, priority))
+            requests.append(to_request(job.request, id, priority, job.deadline_s))
         engine.add_many(requests)
 
     def collect(self, timeout: float) -> list[tuple[Job, TextCompletion]]:

@@ -31,8 +31,11 @@ DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admi
 CHARS_PER_TOKEN = 4
 
 
-def to_request(job: PromptJob, id: str, priority: int = 0) -> TextRequest:
-    """The engine's view of a job. ``id`` also seeds its sampling, so a replay gives the same answer."""
+def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | None = None) -> TextRequest:
+    """The engine's view of a job. ``id`` also seeds its sampling, so a replay gives the same answer.
+
+    deadline_s: seconds since the epoch, its batch's where the job has none.
+    """
     return TextRequest(
         id=id,
         prompt=job.prompt,
@@ -41,7 +44,7 @@ def to_request(job: PromptJob, id: str, priority: int = 0) -> TextRequest:
         sampling=_sampling(job.sampling),
         stop=tuple(job.sampling.stop),
         priority=priority,
-        deadline=None if job.deadline is None else job.deadline.timestamp(),
+        deadline=deadline_s,
         salt=job.tenant,  # prefixes are shared inside a tenant: timing must not tell one what another asks
     )
 
@@ -67,9 +70,9 @@ def succeeded(
     attempt: int = 1,
 ) -> JobResult:
     """The result of a job that the engine answered."""
-    now = datetime.now(UTC)
+    now, envelope = datetime.now(UTC), job.envelope
     return JobResult(
-        **_names(job.envelope),
+        **_names(envelope),
         model=model,
         kind=job.kind,
         run=run,
@@ -82,7 +85,7 @@ def succeeded(
             completion_tokens=done.completion_tokens,
         ),
         timings=Timings(
-            submitted_at=job.envelope.submitted_at,
+            submitted_at=envelope.submitted_at,
             started_at=now - timedelta(seconds=done.total_s),
             finished_at=now,
             queued_s=done.queued_s,

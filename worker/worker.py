@@ -168,13 +168,16 @@ class Worker:
         """Take a job on; a second record of one that is held joins it, or waits if its content differs."""
         held = self._held.take(job)
         if held is job:
-            if job.deadline_s is not None:
-                self._deadlines.put(job.deadline_s, job)
+            self._watch_deadline(job)
             self._look_up(job)
         elif held.row.content_sha == job.row.content_sha:
             held.deliveries += job.deliveries
         else:  # once the first has ended, the table says which of the two is the job
             self._park(job, time.time() + LOOK_AGAIN_S)
+
+    def _watch_deadline(self, job: Job) -> None:
+        if job.deadline_s is not None:
+            self._deadlines.put(job.deadline_s, job)
 
     def _look_up(self, job: Job) -> None:
         job.stage = Stage.ARRIVED
@@ -194,6 +197,9 @@ class Worker:
             )
             return
         job.run, job.attempt = stored.run, stored.attempt
+        if job.deadline_s is None and stored.expires_at is not None:
+            job.deadline_s = stored.expires_at.timestamp()
+            self._watch_deadline(job)
         if stored.content_sha not in (None, job.row.content_sha):
             self._outcomes.reject(
                 job, ErrorCode.DUPLICATE_JOB_ID, "another job with this id and other content came first"

@@ -7,7 +7,7 @@ import pytest
 from pipeline import Pipeline
 from standin import StandInEngine
 
-from headrace.schemas import CancelBatch, CancelJob, ErrorCode, uuid7
+from headrace.schemas import BatchOpened, CancelBatch, CancelJob, ErrorCode, uuid7
 
 
 def in_seconds(seconds: float) -> str:
@@ -37,19 +37,21 @@ def test_a_running_job_stops_within_a_second_of_its_cancel(line: Pipeline) -> No
 
 
 def test_a_waiting_job_that_is_cancelled_never_runs(line: Pipeline) -> None:
-    worker = line.start_worker(one_slot, max_in_flight=7)
-    running = {line.submit("slow:3", tier="bulk") for _ in range(3)}
+    worker = line.start_worker(one_slot, max_in_flight=7)  # four of those places are not for bulk
+    running = {line.submit("slow:60", tier="bulk", batch_id="running") for _ in range(3)}
     line.producer.flush(10)
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 3)
-    waiting = {line.submit("x", tier="bulk", batch_id="b") for _ in range(5)}
+    waiting = {line.submit("x", tier="bulk", batch_id="waiting") for _ in range(5)}
     line.producer.flush(10)
     line.wait_for(lambda: worker.worker.status().waiting["bulk"] == 5)
-    line.control(CancelBatch(batch_id="b"))
-    line.control(CancelBatch(batch_id="b"))
+    line.control(CancelBatch(batch_id="waiting"))
+    line.control(CancelBatch(batch_id="waiting"))
+    line.wait_terminal(5)
+    line.control(CancelBatch(batch_id="running"))
     line.wait_terminal(8)
     worker.close()
 
-    assert line.rows() == {**dict.fromkeys(running, "succeeded"), **dict.fromkeys(waiting, "cancelled")}
+    assert line.rows() == dict.fromkeys(running | waiting, "cancelled")
     assert len(worker.engine.seen) == 3
 
 
@@ -87,6 +89,18 @@ def test_a_deadline_is_checked_on_arrival_while_waiting_and_while_running(line: 
     assert line.rows() == {**dict.fromkeys(expired, "expired"), in_time: "succeeded"}
     assert {results[id][0].error.code for id in expired} == {ErrorCode.DEADLINE_EXCEEDED}  # type: ignore[union-attr]
     assert {str(arrival), str(waiting)}.isdisjoint(worker.engine.seen)
+
+
+def test_the_deadline_of_a_batch_holds_for_jobs_that_have_none(line: Pipeline) -> None:
+    line.ledger.apply_control(
+        [BatchOpened(batch_id="b", expires_at=datetime.now(UTC) + timedelta(seconds=2))]
+    )
+    worker = line.start_worker()
+    late = line.submit("slow:60", batch_id="b")
+    own = line.submit("slow:3", batch_id="b", deadline=in_seconds(600))
+    line.wait_terminal(2)
+    worker.close()
+    assert line.rows() == {late: "expired", own: "succeeded"}
 
 
 def test_a_retry_does_not_outlive_the_deadline(line: Pipeline) -> None:

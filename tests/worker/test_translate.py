@@ -21,9 +21,9 @@ def answer(**changes: object) -> TextCompletion:
 
 def test_everything_a_job_asks_for_reaches_the_engine() -> None:
     body = b"""{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
-        "tenant": "acme", "deadline": 4000000000, "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+        "tenant": "acme", "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
         "max_tokens": 7, "min_tokens": 2, "seed": 3, "stop": ["END"], "stop_token_ids": [4], "ignore_eos": true}}"""
-    request = translate.to_request(job(body), "id", priority=2)
+    request = translate.to_request(job(body), "id", priority=2, deadline_s=4e9)
     assert (request.id, request.priority, request.salt, request.deadline) == ("id", 2, "acme", 4e9)
     assert list(request.messages or ()) == [{"role": "user", "content": "ab"}]
     assert (request.prompt, request.prompt_token_ids, request.stop) == (None, None, ("END",))
