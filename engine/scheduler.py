@@ -5,7 +5,6 @@ sequences are admitted as blocks allow. The work of a step is array operations o
 only when a sequence is seated, preempted or ends. No torch.
 """
 
-import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,14 +18,16 @@ from headrace.engine.plan import Ints, SamplingRows, StepPlan
 from headrace.engine.prefix_tree import PrefixTree
 from headrace.engine.request import Completion, EngineStats, FinishReason
 from headrace.engine.sequence import Sequence, SequenceStatus
+from headrace.engine.sharers import NO_GROUPS, Sharers
 from headrace.engine.slots import Slots
+from headrace.engine.waiting import WaitingQueue
 
 LOOKAHEAD = 64
 """Waiting sequences that may be passed over in one step because a running one is filling their prefix."""
 
 
-LEAST_SHARERS, LEAST_SHARED_BLOCKS = 4, 8
-"""Decode rows attend to a shared prefix together when at least so many share at least so many blocks."""
+PLANNED = 512
+"""Waiting sequences of one priority and deadline that are ordered by prompt at a time."""
 
 _NONE: Ints = np.empty(0, np.int32)
 
@@ -96,12 +97,12 @@ class Scheduler:
         self.pool = BlockPool(num_blocks, self.tree)
         self.slots = Slots(max_slots, max_context, block_size)
         self._clock = clock
-        self._waiting: list[Sequence] = []
+        self._waiting = WaitingQueue(PLANNED)
         self._by_id: dict[str, Sequence] = {}
         self._leavers: dict[tuple[int, int], Sequence] = {}
         self._updates = _TableUpdates()
         self._seated: list[Sequence] = []
-        self._regroup = False
+        self._sharers = Sharers(self.slots, self.pool)
         self._ended = StepOutput()
         self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated = 0
@@ -111,7 +112,7 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Its id must not be in use; it must fit the pool when alone."""
         self._by_id[seq.id] = seq
-        heapq.heappush(self._waiting, seq)
+        self._waiting.push(seq)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id
@@ -144,7 +145,7 @@ class Scheduler:
         decodes = self._decodes()
         chunks = _Chunks(self.max_batched_tokens - len(decodes))
         partial = self._partial_prefills()
-        newcomer = self._head()
+        newcomer = self._waiting.head()
         while partial and (
             newcomer is None or self._at(partial[0]).request.priority <= newcomer.request.priority
         ):
@@ -261,12 +262,6 @@ class Scheduler:
             if node is not None:
                 node.ready = True
 
-    def _head(self) -> Sequence | None:
-        """The most urgent waiting sequence."""
-        while self._waiting and self._waiting[0].status is SequenceStatus.FINISHED:
-            heapq.heappop(self._waiting)
-        return self._waiting[0] if self._waiting else None
-
     def _admit(self, chunks: _Chunks) -> None:
         """Seat waiting sequences, most urgent first, while slots, blocks and budget last.
 
@@ -274,8 +269,8 @@ class Scheduler:
         The first that does not fit ends the search, so that nothing small overtakes it for ever.
         """
         passed: list[Sequence] = []
-        while self._head() and self.slots.free and chunks.budget > 0 and len(passed) < LOOKAHEAD:
-            seq = heapq.heappop(self._waiting)
+        while self._waiting.head() and self.slots.free and chunks.budget > 0 and len(passed) < LOOKAHEAD:
+            seq = self._waiting.pop()
             seat = self._seat(seq)
             if seat is _Seat.TAKEN:
                 self._chunk(seq.slot, chunks)
@@ -283,8 +278,7 @@ class Scheduler:
             passed.append(seq)
             if seat is _Seat.FULL:
                 break
-        for seq in passed:
-            heapq.heappush(self._waiting, seq)
+        self._waiting.put_back(passed)
 
     def _seat(self, seq: Sequence) -> _Seat:
         """Give a sequence a slot and blocks for all its tokens, if they are there and this is the moment."""
@@ -310,7 +304,6 @@ class Scheduler:
             np.full(len(blocks), slot, np.int32), np.arange(len(blocks), dtype=np.int32), blocks
         )
         seq.status = SequenceStatus.RUNNING
-        self._regroup = True
         if self.prefix_cache:
             seq.nodes, seq.tail = [None] * len(shared), parent
             self._grow_nodes(seq, len(seq.tokens) // size, seq.tokens, ready=False)
@@ -348,7 +341,9 @@ class Scheduler:
     def _plan(self, decodes: Ints, slots: Ints, lens: Ints) -> StepPlan:
         """Lay the step out as arrays, single-token rows first, and move the slots' counters past it."""
         s = self.slots
-        decodes, groups = self._by_prefix(decodes)
+        groups = NO_GROUPS
+        if self.prefix_cache:
+            decodes, groups = self._sharers.group(decodes)
         slots = np.concatenate([decodes, slots[lens == 1], slots[lens > 1]])
         num_decodes = len(decodes) + int(np.count_nonzero(lens == 1))
         lens = np.concatenate([np.ones(num_decodes, np.int32), lens[lens > 1]])
@@ -379,51 +374,19 @@ class Scheduler:
             table_slots=_joined(updates.slots),
             table_index=_joined(updates.index),
             table_blocks=_joined(updates.blocks),
-            group_start=groups[0],
-            group_rows=groups[1],
-            group_keys=groups[2],
+            group_start=groups.start,
+            group_rows=groups.rows,
+            group_keys=groups.keys,
             sampling=_sampling_rows(seated),
             all_greedy=bool(s.greedy[sampled].all()),
             no_filters=not s.filtered[sampled].any(),
         )
 
-    def _by_prefix(self, decodes: Ints) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
-        """Decode rows ordered so that sharers of a long prefix stand together, and those runs: start, rows, keys.
-
-        A block that n running sequences hold is the same n sequences' common prefix up to it, so the counts of
-        references along a row's table say how far it shares with how many.
-        """
-        s = self.slots
-        if not self.prefix_cache or len(decodes) < LEAST_SHARERS:
-            return decodes, (_NONE, _NONE, _NONE)
-        if self._regroup:
-            self._regroup = False
-            rows = np.flatnonzero(s.active).astype(np.int32)
-            width = int(s.num_blocks[rows].max())
-            held = np.arange(width) < s.num_blocks[rows, None]
-            tables = s.block_tables[rows, :width]
-            shared = held & (self.pool.references()[tables] >= LEAST_SHARERS)
-            depth = np.logical_and.accumulate(shared, axis=1).sum(1, dtype=np.int32)
-            depth[depth < LEAST_SHARED_BLOCKS] = 0
-            s.shared_blocks[rows] = depth
-            s.prefix_of[rows] = np.where(
-                depth > 0, tables[np.arange(len(rows)), np.maximum(depth - 1, 0)], -1
-            )
-        prefix = s.prefix_of[decodes]
-        order = np.argsort(prefix, kind="stable")
-        decodes, prefix = decodes[order], prefix[order]
-        start: Ints = np.flatnonzero(np.diff(prefix, prepend=-1)).astype(np.int32)
-        sharers: Ints = np.diff(start, append=len(decodes)).astype(np.int32)
-        many = sharers >= LEAST_SHARERS
-        start, sharers = start[many], sharers[many]
-        keys: Ints = s.shared_blocks[decodes[start]] * np.int32(self.block_size)
-        return decodes, (start, sharers, keys)
-
     # -- making way ---------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
         """Preempt less urgent priorities when the most urgent newcomer does not fit, if it would fit after that."""
-        s, newcomer = self.slots, self._head()
+        s, newcomer = self.slots, self._waiting.head()
         if newcomer is None or not (s.priority[s.active] > newcomer.request.priority).any():
             return
         short = np.count_nonzero(s.active & (s.computed >= s.num_blocks * self.block_size))
@@ -464,7 +427,7 @@ class Scheduler:
         self._preemptions += 1
         if seq.in_flight:
             self._leavers[slot, epoch] = seq
-        heapq.heappush(self._waiting, seq)
+        self._waiting.push(seq)
 
     def _leave(self, seq: Sequence) -> None:
         """Give back slot and blocks; what has been computed of whole blocks stays findable until evicted."""
@@ -477,7 +440,6 @@ class Scheduler:
                     self.tree.forget(node.block)
             self._grow_nodes(seq, full, s.tokens[slot], ready=True)
         seq.nodes = []
-        self._regroup = True
         s.vacate(seq)
         self.pool.release(blocks)
 

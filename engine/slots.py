@@ -20,6 +20,7 @@ class Slots:
     def __init__(self, max_slots: int, max_context: int, block_size: int) -> None:
         max_blocks = -(-max_context // block_size)
         self.max_slots = max_slots
+        self.block_size = block_size
         self.sequence: list[Sequence | None] = [None] * max_slots
         self.active = np.zeros(max_slots, dtype=bool)
         self.epoch = np.zeros(max_slots, dtype=np.int32)
@@ -37,8 +38,6 @@ class Slots:
         self.filtered = np.zeros(max_slots, dtype=bool)
         self.priority = np.zeros(max_slots, dtype=np.int32)
         self.arrival = np.zeros(max_slots, dtype=np.int64)
-        self.shared_blocks = np.zeros(max_slots, dtype=np.int32)
-        self.prefix_of = np.full(max_slots, -1, dtype=np.int32)
         self.stop_ids = np.full((max_slots, MAX_STOP_IDS), -1, dtype=np.int32)
         self.block_tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
         self.tokens = _sparse(max_slots, max_context)
@@ -67,7 +66,6 @@ class Slots:
         self.in_flight[slot] = 0
         self.limit[slot] = seq.limit
         self.num_blocks[slot] = 0
-        self.prefix_of[slot] = -1
         self.no_stop_before[slot] = seq.prompt_len + params.min_tokens
         self.stream[slot] = seq.request.stream
         self.unsampled[slot] = True

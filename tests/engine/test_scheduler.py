@@ -277,8 +277,8 @@ requests = st.lists(
 
 @pytest.fixture(autouse=True)
 def _short_prefixes_count(monkeypatch):
-    monkeypatch.setattr("headrace.engine.scheduler.LEAST_SHARERS", 2)
-    monkeypatch.setattr("headrace.engine.scheduler.LEAST_SHARED_BLOCKS", 1)
+    monkeypatch.setattr("headrace.engine.sharers.LEAST_SHARERS", 2)
+    monkeypatch.setattr("headrace.engine.sharers.LEAST_SHARED_BLOCKS", 1)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

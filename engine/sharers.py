@@ -1,0 +1,71 @@
+"""Which running sequences share a long prefix, so that their decode rows can attend to it together. No torch."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.engine.block_pool import BlockPool
+from headrace.engine.plan import Ints
+from headrace.engine.slots import Slots
+
+LEAST_SHARERS, LEAST_SHARED_BLOCKS = 4, 8
+"""Rows attend to a prefix together when at least so many share at least so many blocks."""
+
+_NONE: Ints = np.empty(0, np.int32)
+
+
+class Groups(NamedTuple):
+    """Runs of rows with a prefix in common: [G] first row, number of rows, keys of the prefix."""
+
+    start: Ints
+    rows: Ints
+    keys: Ints
+
+
+NO_GROUPS = Groups(_NONE, _NONE, _NONE)
+
+
+class Sharers:
+    """Finds groups from the block tables; looks at them anew only after a sequence came or went."""
+
+    def __init__(self, slots: Slots, pool: BlockPool) -> None:
+        self._slots = slots
+        self._pool = pool
+        self._prefix_of = np.full(slots.max_slots, -1, np.int32)
+        self._shared_blocks = np.zeros(slots.max_slots, np.int32)
+        self._epochs = -1
+
+    def group(self, decodes: Ints) -> tuple[Ints, Groups]:
+        """The slots of ``decodes``, reordered so that sharers of a prefix stand together, and those runs."""
+        if len(decodes) < LEAST_SHARERS:
+            return decodes, NO_GROUPS
+        epochs = int(self._slots.epoch.sum(dtype=np.int64))
+        if epochs != self._epochs:
+            self._epochs = epochs
+            self._find()
+        prefix = self._prefix_of[decodes]
+        order = np.argsort(prefix, kind="stable")
+        decodes, prefix = decodes[order], prefix[order]
+        start: Ints = np.flatnonzero(np.diff(prefix, prepend=-1)).astype(np.int32)
+        rows: Ints = np.diff(start, append=len(decodes)).astype(np.int32)
+        many = rows >= LEAST_SHARERS
+        start, rows = start[many], rows[many]
+        keys: Ints = self._shared_blocks[decodes[start]] * np.int32(self._slots.block_size)
+        return decodes, Groups(start, rows, keys)
+
+    def _find(self) -> None:
+        """Name each sequence's prefix by the last block that enough others hold too.
+
+        A block that n sequences hold is their common prefix up to it, so the counts of references along a table say
+        how far it is shared. A private copy of a known block ends the run: what follows it is not the same chain.
+        """
+        s = self._slots
+        rows = np.flatnonzero(s.active)
+        tables = s.block_tables[rows, : int(s.num_blocks[rows].max())]
+        held = np.arange(tables.shape[1]) < s.num_blocks[rows, None]
+        shared = held & (self._pool.references()[tables] >= LEAST_SHARERS)
+        depth = np.logical_and.accumulate(shared, axis=1).sum(1, dtype=np.int32)
+        depth[depth < LEAST_SHARED_BLOCKS] = 0
+        last = tables[np.arange(len(rows)), np.maximum(depth - 1, 0)]
+        self._prefix_of[rows] = np.where(depth > 0, last, -1)
+        self._shared_blocks[rows] = depth

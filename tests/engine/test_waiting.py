@@ -1,0 +1,66 @@
+"""The waiting queue: urgency decides, and among equals prompts that begin alike run together."""
+
+import numpy as np
+
+from headrace.engine.request import Request
+from headrace.engine.sequence import Sequence, SequenceStatus
+from headrace.engine.waiting import WaitingQueue
+
+
+def sequence(name, prompt, priority=0, deadline=None, arrival=0):
+    return Sequence(
+        request=Request(name, prompt, priority=priority, deadline=deadline), arrival=arrival, limit=9, seed=0,
+        added_at=0.0, tokens=np.array(prompt, np.int32),
+    )  # fmt: skip
+
+
+def drained(queue):
+    names = []
+    while queue.head():
+        names.append(queue.pop().id)
+    return names
+
+
+def queue_of(*sequences, window=8):
+    queue = WaitingQueue(window)
+    for seq in sequences:
+        queue.push(seq)
+    return queue
+
+
+def test_priority_then_deadline_then_arrival():
+    assert drained(
+        queue_of(
+            sequence("late", [1], priority=1, deadline=9.0, arrival=1),
+            sequence("never", [1], priority=1, arrival=2),
+            sequence("soon", [2], priority=1, deadline=5.0, arrival=3),
+            sequence("urgent", [3], priority=0, arrival=4),
+        )
+    ) == ["urgent", "soon", "late", "never"]
+
+
+def test_equals_that_begin_alike_stand_together_within_the_window():
+    families = (("a", 0), ("b", 1))
+    mixed = [
+        sequence(f"{name}{i}", [token, i], arrival=2 * i + token)
+        for i in range(3)
+        for name, token in families
+    ]
+    assert drained(queue_of(*mixed)) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert drained(queue_of(*mixed, window=2)) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_a_more_urgent_arrival_comes_before_the_window_and_what_was_put_back_is_next():
+    queue = queue_of(*(sequence(f"s{i}", [i], priority=1, arrival=i) for i in range(3)))
+    queue.put_back([queue.pop()])
+    assert queue.head().id == "s0"
+    queue.push(sequence("urgent", [9], priority=0, arrival=9))
+    assert drained(queue) == ["urgent", "s0", "s1", "s2"]
+
+
+def test_ended_sequences_are_passed_over():
+    gone, stays = sequence("gone", [1]), sequence("stays", [2])
+    queue = queue_of(gone, stays)
+    assert queue.head() is gone
+    gone.status = SequenceStatus.FINISHED
+    assert drained(queue) == ["stays"]
