@@ -176,7 +176,7 @@ def _tile(head_dim: int, itemsize: int) -> _Tile:
     return _Tile(keys=128 if head_dim <= 64 else 64, warps=4, stages=3)
 
 
-_PROGRAMS_AN_SM = 8  # enough waves that the last, partial one costs little
+_PROGRAMS_AN_SM = 12  # enough waves that the last, partial one costs little
 _LEAST_KEYS_A_SPLIT = 256
 _MOST_SPLITS = 64
 

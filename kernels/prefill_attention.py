@@ -23,13 +23,13 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _blocks_of(table_ptr, keys, key_end, BLOCK_SIZE: tl.constexpr):
+def blocks_of(table_ptr, keys, key_end, BLOCK_SIZE: tl.constexpr):
     """The cache blocks that hold some keys."""
     return tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < key_end, other=0).to(tl.int64)
 
 
 @triton.jit
-def _attend_tile(
+def attend_tile(
     q,  # [BLOCK_M, BLOCK_D]
     accumulated,  # [BLOCK_M, BLOCK_D] fp32
     total,  # [BLOCK_M] fp32, the running sum of exponentials
@@ -67,7 +67,7 @@ def _attend_tile(
     else:
         k = tl.load(k_head_ptr + offsets)
         v = tl.load(v_head_ptr + offsets)
-    block = _blocks_of(table_ptr, keys + BLOCK_N, key_end, BLOCK_SIZE)
+    block = blocks_of(table_ptr, keys + BLOCK_N, key_end, BLOCK_SIZE)
 
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
@@ -155,14 +155,14 @@ def _prefill_attention_kernel(
     accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    block = _blocks_of(table_ptr, tl.arange(0, BLOCK_N), key_end, BLOCK_SIZE)
+    block = blocks_of(table_ptr, tl.arange(0, BLOCK_N), key_end, BLOCK_SIZE)
     for start in range(0, unmasked_end, BLOCK_N):
-        accumulated, total, highest, block = _attend_tile(
+        accumulated, total, highest, block = attend_tile(
             q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
             block_stride, scale_log2, False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     for start in range(unmasked_end, key_end, BLOCK_N):
-        accumulated, total, highest, block = _attend_tile(
+        accumulated, total, highest, block = attend_tile(
             q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
             block_stride, scale_log2, True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
@@ -171,20 +171,22 @@ def _prefill_attention_kernel(
     tl.store(out_ptr + token_rows * out_stride + offsets, out, mask=mask)
 
 
-class _Tile(NamedTuple):
-    """How a program is laid out: (token, head) pairs, keys at a time, warps, and tiles in flight."""
+class Tile(NamedTuple):
+    """How a program is laid out: (token, head) pairs, keys at a time, warps, tiles in flight, registers a thread."""
 
     pairs: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None  # None: as many as the compiler likes
 
 
-def _tile(head_dim: int, itemsize: int) -> _Tile:
-    """The tile for a head size and a value size in bytes."""
+def _tile(max_query_len: int, itemsize: int) -> Tile:
+    """The tile for rows of a length and values of a size in bytes."""
     if itemsize > 2:
-        return _Tile(pairs=64, keys=32, warps=4, stages=2)
-    return _Tile(pairs=128, keys=128 if head_dim <= 64 else 64, warps=8, stages=3)
+        return Tile(pairs=64, keys=32, warps=4, stages=2)
+    # Measured on an H200: short rows have few tiles of keys, and waste less of small ones.
+    return Tile(pairs=128, keys=32 if max_query_len <= 512 else 64, warps=8, stages=3)
 
 
 def prefill_attention(
@@ -222,14 +224,14 @@ def prefill_attention(
     check(k_cache[0].is_contiguous() and k_cache.stride() == v_cache.stride(), "the caches must match")
     if tokens == 0:
         return out
-    tile = _tile(head_dim, q.itemsize)
+    tile = _tile(max_query_len, q.itemsize)
     group = num_heads // kv_heads
     grid = (kv_heads, tokens // (tile.pairs // group) + len(slots))
     _prefill_attention_kernel[grid](
         q, k_cache, v_cache, block_tables, slots, query_start, context_lens, out,
         q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), len(slots), scale * _LOG2_E,
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_M=tile.pairs, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **LAUNCH_OPTIONS,
+        BLOCK_M=tile.pairs, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return out
 

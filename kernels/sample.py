@@ -218,9 +218,12 @@ def _sample_kernel(
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_ids = lanes
     best_of_all = float("-inf")
+    upcoming = tl.load(row_ptr + lanes, mask=lanes < vocab, other=float("-inf"))
     for start in range(0, vocab, BLOCK):
         ids = start + lanes
-        x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        x = upcoming.to(tl.float32)
+        # Under way while this block is worked on: the branches below keep the compiler from doing it.
+        upcoming = tl.load(row_ptr + BLOCK + ids, mask=BLOCK + ids < vocab, other=float("-inf"))
         if sampled:
             if not NO_FILTERS:
                 x = tl.where((x >= least) & (_ordered(x, SHIFT) >= least_key), x, float("-inf"))
@@ -280,7 +283,7 @@ def sample(
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        block = min(triton.next_power_of_2(vocab), 4096)
+        block = min(triton.next_power_of_2(vocab), 2048)
         _sample_kernel[(rows,)](
             logits, temperature, top_k, top_p, min_p, seeds, positions, tokens, logits.stride(0), vocab,
             MIN_TEMPERATURE=_MIN_TEMPERATURE, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,

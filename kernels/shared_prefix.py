@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.dispatch import LAUNCH_OPTIONS, multiprocessors
-from headrace.kernels.prefill_attention import _attend_tile, _blocks_of
+from headrace.kernels.prefill_attention import Tile, attend_tile, blocks_of
 
 PREFIX_SPLITS: int = 4
 _PAIRS = 128  # (row, head) pairs of a tile
@@ -112,14 +112,14 @@ def _shared_prefix_kernel(
     accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    block = _blocks_of(table_ptr, key_start + tl.arange(0, BLOCK_N), key_end, BLOCK_SIZE)
+    block = blocks_of(table_ptr, key_start + tl.arange(0, BLOCK_N), key_end, BLOCK_SIZE)
     for start in range(key_start, unmasked_end, BLOCK_N):
-        accumulated, total, highest, block = _attend_tile(
+        accumulated, total, highest, block = attend_tile(
             q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
             block_stride, scale_log2, False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     for start in range(unmasked_end, key_end, BLOCK_N):
-        accumulated, total, highest, block = _attend_tile(
+        accumulated, total, highest, block = attend_tile(
             q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
             block_stride, scale_log2, True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
@@ -127,6 +127,13 @@ def _shared_prefix_kernel(
     tl.store(lse_ptr + part, highest + tl.log2(total), mask=pair_mask)
     out = accumulated / total[:, None]
     tl.store(parts_ptr + part[:, None] * HEAD_DIM + columns[None, :], out, mask=mask)
+
+
+def _tile(itemsize: int) -> Tile:
+    """The tile for values of a size in bytes."""
+    if itemsize > 2:
+        return Tile(pairs=_PAIRS, keys=32, warps=8, stages=2)
+    return Tile(pairs=_PAIRS, keys=64, warps=8, stages=3)
 
 
 def attend_to_shared_prefixes(
@@ -148,13 +155,13 @@ def attend_to_shared_prefixes(
     parts = torch.empty((rows, num_heads, PREFIX_SPLITS, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((rows, num_heads, PREFIX_SPLITS), dtype=torch.float32, device=q.device)
     capacity = len(shared.tile_rows)
-    narrow = q.itemsize <= 2
+    tile = _tile(q.itemsize)
     _shared_prefix_kernel[(kv_heads, capacity, PREFIX_SPLITS)](
         q, k_cache, v_cache, block_tables, slots, shared.tile_start, shared.tile_rows, shared.tile_keys,
         parts, lse, q.stride(0), k_cache.stride(0), block_tables.stride(0), capacity,
         2 * multiprocessors(q.device), scale * _LOG2_E,
         GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=_PAIRS, BLOCK_N=64 if narrow else 32,
-        SPLITS=PREFIX_SPLITS, num_warps=8, num_stages=3 if narrow else 2, **LAUNCH_OPTIONS,
+        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=tile.pairs, BLOCK_N=tile.keys, SPLITS=PREFIX_SPLITS,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return parts, lse
