@@ -65,7 +65,10 @@ class Settings(BaseSettings):
     model: str | None = Field(
         None, description="directory or hub id; without one, SmolLM2-135M-Instruct is fetched and cached"
     )
-    model_names: CommaSeparated = Field((), description="further names that jobs may call the model by")
+    model_names: CommaSeparated = Field(
+        (),
+        description="further names that jobs may call the model by, besides its hub id or its directory's name",
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: cuda where there is one, else cpu")
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16", description="of weights and KV cache"

@@ -1,9 +1,11 @@
-"""From settings to an engine's configuration, for the worker and for `headrace generate`."""
+"""From settings to an engine, for the worker and for `headrace generate`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.engine.config import EngineConfig
+    from headrace.engine.text import TextEngine
     from headrace.settings import Settings
 
 
@@ -21,6 +23,25 @@ def engine_config(settings: "Settings") -> "EngineConfig":
         max_batched_tokens=settings.max_batched_tokens,
         max_context=settings.max_context,
     )
+
+
+def open_engine(config: "EngineConfig", name: str) -> "TextEngine":
+    """Load the model, to be known as ``name``."""
+    from headrace.engine.text import open_text_engine
+
+    engine = open_text_engine(config)
+    engine.model = name
+    return engine
+
+
+def served_name(settings: "Settings") -> str:
+    """What jobs and results call the model: its hub id, or the last part of its directory (the rest is no user's)."""
+    if settings.model is None:
+        from headrace.local.model import NAME
+
+        return NAME
+    path = Path(settings.model).expanduser()
+    return path.resolve().name if path.is_dir() else settings.model
 
 
 def default_model() -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import context, logs
-from headrace.cli.engine import engine_config
+from headrace.cli.engine import engine_config, open_engine, served_name
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import duration
@@ -54,13 +54,12 @@ def generate(
     logs.configure(settings)
 
     from headrace.engine import generate as engine_generate
-    from headrace.engine.text import open_text_engine
     from headrace.worker import translate
 
     began = time.monotonic()
     config = engine_config(settings)
     with stop_on_signals() as stop:
-        engine = open_text_engine(config)
+        engine = open_engine(config, served_name(settings))
         try:
             lines = iter(range(1 << 62))
 

@@ -48,8 +48,7 @@ def sentence(glance: Glance) -> str:
     """One look, as a line of text."""
     parts = [
         f"{glance.ended}/{'?' if glance.total is None else glance.total} ended",
-        f"{glance.succeeded} done",
-        f"{glance.failed} failed",
+        *(f"{count} {name}" for name, count in _worth_showing(glance)),
         f"{glance.running} running",
         f"{glance.queued} queued",
         f"{glance.tokens_per_s:.0f} tokens/s",
@@ -57,6 +56,11 @@ def sentence(glance: Glance) -> str:
     if glance.eta_s:
         parts.append(f"ETA {duration(glance.eta_s)}")
     return ", ".join(parts)
+
+
+def _worth_showing(glance: Glance) -> list[tuple[str, int]]:
+    """What most batches have, and what this one has besides."""
+    return [(name, count) for name, count in glance.outcomes.items() if count or name in ("done", "failed")]
 
 
 def duration(seconds: float) -> str:
@@ -126,11 +130,12 @@ class _Live:
             ProgressBar(total=glance.total or 1, completed=glance.ended, width=40),
             share,
         )
-        figures = Text.assemble(
-            (f"{glance.succeeded} done", "green"),
-            " · ",
-            (f"{glance.failed} failed", "red" if glance.failed else ""),
-            f" · {glance.running} running · {glance.queued} queued · {glance.tokens_per_s:.0f} tokens/s · ETA ",
-            duration(glance.eta_s) if glance.eta_s else "-",
+        figures = Text()
+        for name, count in _worth_showing(glance):
+            figures.append(f"{count} {name}", style="green" if name == "done" else "red" if count else "")
+            figures.append(" · ")
+        eta = duration(glance.eta_s) if glance.eta_s else "-"
+        figures.append(
+            f"{glance.running} running · {glance.queued} queued · {glance.tokens_per_s:.0f} tokens/s · ETA {eta}"
         )
         return Group(line, figures)

@@ -11,7 +11,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
 from headrace.cli.output import Json, emit, fields, note, open_input, open_output
-from headrace.cli.results import Format, write_results
+from headrace.cli.results import Format, write_result, write_results
 from headrace.cli.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def status(
 
 
 def results(
-    batch: Annotated[str, typer.Argument(metavar="BATCH")],
+    target: Annotated[str, typer.Argument(metavar="BATCH|JOB", help="A batch, or a job's id or job_id.")],
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.", show_default=False),
@@ -128,7 +128,7 @@ def results(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Print a batch's results as JSON lines, one for each job that has ended or was rejected.
+    """Print results as JSON lines, one for each job of a batch that has ended or was rejected.
 
     With --follow they come as the jobs end, in the order in which they do. --json prints a summary to stdout, and so
     needs --output.
@@ -139,11 +139,14 @@ def results(
         )
     settings = context.load_settings(tenant=tenant)
     with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
-        _batch(ledger, settings.tenant, batch)
+        found = find(ledger, settings.tenant, target)
         with open_output(output) as out:
-            written = write_results(ledger, settings.tenant, batch, out, format, follow=wait, stop=stop)
+            if _is_batch(found):
+                written = write_results(ledger, settings.tenant, target, out, format, follow=wait, stop=stop)
+            else:
+                written = write_result(ledger, found.id, out, format, follow=wait, stop=stop)
     if json:
-        emit({"batch_id": batch, "written": written, "output": output, "interrupted": stop.is_set()})
+        emit({"target": target, "written": written, "output": output, "interrupted": stop.is_set()})
     elif output not in (None, "-"):
         note(f"{written} results in {output}.")
     if stop.is_set():
@@ -230,17 +233,6 @@ def _is_batch(found: "BatchProgress | JobStatus") -> "TypeIs[BatchProgress]":
     from headrace.ledger import BatchProgress
 
     return isinstance(found, BatchProgress)
-
-
-def _batch(ledger: "Ledger", tenant: str, batch_id: str) -> "BatchProgress":
-    batch = ledger.batch(tenant, batch_id)
-    if batch is None:
-        raise Failure(
-            Exit.NOT_FOUND,
-            f"Nothing is known of a batch {batch_id!r} of tenant {tenant!r}.",
-            "The recorder may not have read it yet; is `headrace recorder` running?",
-        )
-    return batch
 
 
 def _submitted(submission: "Submission", tier: str) -> dict[str, Any]:

@@ -12,11 +12,14 @@ WINDOW_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """One look at a batch. total: None until something is known; eta_s: None until something has ended."""
+    """One look at a batch.
+
+    total: None until something is known. outcomes: how many ended in which way. eta_s: None
+    until something has ended in the window.
+    """
 
     total: int | None
-    succeeded: int
-    failed: int
+    outcomes: dict[str, int]
     running: int
     queued: int
     tokens_per_s: float
@@ -25,7 +28,7 @@ class Glance:
     @property
     def ended(self) -> int:
         """Jobs that will not change any more."""
-        return self.succeeded + self.failed
+        return sum(self.outcomes.values())
 
 
 @dataclass(slots=True)
@@ -47,8 +50,13 @@ class Pace:
         jobs_per_s = (batch.done - jobs) / span if span > 0 else 0.0
         return Glance(
             total=total,
-            succeeded=batch.succeeded,
-            failed=batch.done - batch.succeeded,
+            outcomes={
+                "done": batch.succeeded,
+                "failed": batch.failed,
+                "cancelled": batch.cancelled,
+                "expired": batch.expired,
+                "rejected": batch.rejected,
+            },
             running=batch.running,
             queued=max(0, known - batch.done - batch.running),
             tokens_per_s=(batch.completion_tokens - tokens) / span if span > 0 else 0.0,

@@ -35,6 +35,18 @@ def write_results(
         stop.wait(max(POLL_S, 5 * (time.monotonic() - began)))
 
 
+def write_result(
+    ledger: "Ledger", id: UUID, out: IO[bytes], format: Format, *, follow: bool, stop: Event
+) -> int:
+    """Write one job's result, waiting for it with ``follow``. Returns the number of lines, 0 or 1."""
+    while (result := ledger.result(id)) is None:
+        if not follow or stop.wait(POLL_S):
+            return 0
+    out.write(_result_line(result, format))
+    out.flush()
+    return 1
+
+
 def _complete(batch: "BatchProgress | None") -> bool:
     return batch is not None and batch.complete
 

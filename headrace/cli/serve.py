@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli import context, logs
-from headrace.cli.engine import engine_config
+from headrace.cli.engine import engine_config, open_engine, served_name
 from headrace.cli.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ def worker(model: Model = None, device: Device = None) -> None:
     config = worker_config(settings)
     logs.configure(settings)
 
-    from headrace.engine.text import open_text_engine
     from headrace.ledger import Ledger
     from headrace.worker import Worker
 
+    name = served_name(settings)
     engine = engine_config(settings)  # may download a model, which a signal ends as usual
     with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
-        Worker(config, lambda: open_text_engine(engine), ledger).run(stop)
+        Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
 
 
 def recorder() -> None:

@@ -1,5 +1,6 @@
 """`headrace topics`: the topics that an installation needs."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,13 +46,16 @@ def create(
     wanted = [NewTopic(name, partitions, replication) for name in names.all]
     created = []
     admin = context.admin(settings)  # lives until the last answer is in
-    for name, future in admin.create_topics(wanted, request_timeout=TIMEOUT_S).items():
+    for name, future in admin.create_topics(
+        wanted, request_timeout=TIMEOUT_S, operation_timeout=TIMEOUT_S
+    ).items():
         try:
             future.result()
             created.append(name)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
+    describe_topics(settings)  # returns once every partition has a leader, and so can be written to
     if json:
         emit({"created": created, "topics": list(names.all)})
     else:
@@ -75,32 +79,49 @@ def describe(json: Json = False) -> None:
 
 def describe_topics(settings: "Settings") -> list[dict[str, Any]]:
     """What the broker says of each topic of ours; ``partitions`` is None for a missing one."""
-    names = context.topics(settings)
     admin = context.admin(settings)
     there = admin.list_topics(timeout=TIMEOUT_S).topics
     found = []
-    for name in names.all:
+    for name in context.topics(settings).all:
         partitions = there[name].partitions if name in there and there[name].error is None else None
         found.append(
             {
                 "topic": name,
                 "partitions": len(partitions) if partitions else None,
                 "replication": len(partitions[0].replicas) if partitions else None,
-                "records": _records(admin, name, partitions) if partitions else None,
+                "records": _records(admin, name, list(partitions)) if partitions else None,
             }
         )
     return found
 
 
-def _records(admin: Any, topic: str, partitions: Any) -> int:
+def _records(admin: Any, topic: str, partitions: list[int]) -> int:
     """Records between the first and the last offset of each partition; gaps are counted as well."""
-    from confluent_kafka import TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
-    def total(spec: Any) -> int:
+    last, first = (
+        _offsets(admin, topic, partitions, spec) for spec in (OffsetSpec.latest(), OffsetSpec.earliest())
+    )
+    return sum(last) - sum(first)
+
+
+def _offsets(admin: Any, topic: str, partitions: list[int], spec: Any) -> list[int]:
+    """One offset of each partition. A partition that was made a moment ago has no leader yet: try again."""
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    soon = (
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
         futures = admin.list_offsets(
             {TopicPartition(topic, number): spec for number in partitions}, request_timeout=TIMEOUT_S
         )
-        return sum(future.result().offset for future in futures.values())
-
-    return total(OffsetSpec.latest()) - total(OffsetSpec.earliest())
+        try:
+            return [future.result().offset for future in futures.values()]
+        except KafkaException as error:
+            if error.args[0].code() not in soon or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

@@ -14,7 +14,7 @@ import psutil
 from headrace.local.errors import ChildFailed, Interrupted
 
 POLL_S = 0.05
-# Creation times are counted from the boot time, which the kernel gives in whole seconds and may round anew.
+# A process's creation time is told in wall-clock time, and moves a little when the clock is set.
 CLOCK_S = 2.0
 
 

@@ -37,10 +37,10 @@ def installation() -> Path:
 
 def make_home() -> Path:
     """A fresh directory for data and socket. Not in the state directory: a socket's path may be 107 bytes long."""
-    home = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
+    home = Path(tempfile.mkdtemp(prefix="headrace-stack-"))
     if _as_root() and not _open_to_others(home):
         home.rmdir()
-        home = Path(tempfile.mkdtemp(prefix="headrace-postgres-", dir="/tmp"))
+        home = Path(tempfile.mkdtemp(prefix="headrace-stack-", dir="/tmp"))
     return home
 
 

@@ -76,18 +76,11 @@ class Stack:
         bootstrap = self._settings.kafka_bootstrap_servers or self._start_broker()
         url = self._settings.database_url or self._start_database()
         self._environment = child_environment(
-            KAFKA_BOOTSTRAP_SERVERS=bootstrap,
-            DATABASE_URL=url,
-            # With this timeout the embedded broker lets a group's first member in after 3 s.
-            **(
-                {}
-                if self._settings.kafka_bootstrap_servers
-                else {"HEADRACE_KAFKA_SESSION_TIMEOUT_MS": "6000"}
-            ),
+            KAFKA_BOOTSTRAP_SERVERS=bootstrap, DATABASE_URL=url, **self._for_embedded_parts()
         )
-        self._run("migrate", "migrate")
+        self._run("migration", "migrate")
         self._report("database is migrated")
-        self._run("topics", "topics", "create")
+        self._run("creation of topics", "topics", "create")
         self._report("topics are there")
         others = _workers_alive(url)
         self._serve("recorder", "recorder")
@@ -120,6 +113,23 @@ class Stack:
             self.state.clear()
         self._exit.close()
 
+    def _for_embedded_parts(self) -> dict[str, str]:
+        """Settings of the services that suit parts which live no longer than the stack."""
+        changes = {"HEADRACE_GRACE_SECONDS": str(self._grace_s())}
+        if not self._settings.kafka_bootstrap_servers:
+            # With this timeout the embedded broker lets a group's first member in after 3 s.
+            changes["HEADRACE_KAFKA_SESSION_TIMEOUT_MS"] = "6000"
+        return changes
+
+    def _grace_s(self) -> float:
+        """How long running jobs may finish: not at all where nobody could read their answers afterwards."""
+        gone = not self._settings.kafka_bootstrap_servers and not self._settings.database_url
+        return (
+            0.0
+            if gone and "grace_seconds" not in self._settings.model_fields_set
+            else self._settings.grace_seconds
+        )
+
     # What starts, in order.
 
     def _start_broker(self) -> str:
@@ -149,7 +159,7 @@ class Stack:
         self._report(f"worker is loading the model{fetched}")
         worker = self._services[-1].child
         worker.wait_until(lambda: bool(_workers_alive(url) - before), self._stop, timeout_s=WORKER_START_S)
-        worker.grace_s = self._settings.grace_seconds + 5  # from here on it may have jobs to finish
+        worker.grace_s = self._grace_s() + 5  # from here on it may have jobs to finish
         self._report(f"worker is ready ({time.monotonic() - began:.1f} s)")
 
     # How a headrace command becomes a child.
@@ -186,7 +196,7 @@ class Stack:
         return child
 
     def _log(self, name: str) -> Path:
-        return self.state.logs / f"{name}.log"
+        return self.state.logs / f"{name.replace(' ', '-')}.log"
 
 
 def _workers_alive(url: str) -> set[str]:

@@ -66,9 +66,9 @@ class StateDir:
         """The record on disk; an empty one when there is none, or when it cannot be read."""
         try:
             raw = json.loads(self._file.read_text())
-            addresses = raw["addresses"]
+            parent, addresses = raw["parent"], raw["addresses"]
             return Record(
-                parent=Identity(**raw["parent"]),
+                parent=Identity(**parent) if parent else None,
                 children=[Identity(**child) for child in raw["children"]],
                 homes=raw["homes"],
                 addresses=Addresses(**addresses) if addresses else None,

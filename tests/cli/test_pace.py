@@ -23,7 +23,7 @@ def test_rates_come_from_the_window() -> None:
     glance = pace.look(2.0, batch(4, running=3, tokens=100))
     assert glance.tokens_per_s == 50
     assert glance.eta_s == pytest.approx(3.0)  # six jobs at two a second
-    assert (glance.succeeded, glance.running, glance.queued) == (4, 3, 3)
+    assert (glance.ended, glance.running, glance.queued) == (4, 3, 3)
 
 
 def test_what_left_the_window_is_forgotten() -> None:

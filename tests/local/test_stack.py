@@ -14,6 +14,7 @@ from threading import Event
 import psutil
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from headrace.local import broker, database
@@ -32,7 +33,7 @@ PROMPTS = [
 ]
 
 
-def wait_until(ready: object, timeout_s: float = 120.0) -> None:
+def wait_until(ready: object, timeout_s: float = 240.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not ready():  # type: ignore[operator]
         assert time.monotonic() < deadline, "timed out"
@@ -123,12 +124,13 @@ def test_a_stop_during_the_start_leaves_nothing(tmp_path: Path, moment: int) -> 
     assert not any(Path(home).exists() for home in started.homes)
 
 
+@pytest.mark.timeout(600)
 def test_a_file_runs_through_a_stack_started_for_it(tmp_path: Path, environment: dict[str, str]) -> None:
     file, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in PROMPTS))
     done = subprocess.run(
         command("local", "run", str(file), "-o", str(output), "--json"),
-        env=environment, capture_output=True, text=True, timeout=280,
+        env=environment, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -139,6 +141,7 @@ def test_a_file_runs_through_a_stack_started_for_it(tmp_path: Path, environment:
     assert not (tmp_path / "state" / "stack.json").exists()
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_stack_is_cleaned_up_by_the_next(tmp_path: Path, environment: dict[str, str]) -> None:
     state = StateDir(tmp_path / "state")
     with local_up(environment) as first:
@@ -154,13 +157,27 @@ def test_a_killed_stack_is_cleaned_up_by_the_next(tmp_path: Path, environment: d
     assert alive(state) == []
 
 
-def test_a_worker_that_dies_is_started_again(tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.timeout(900)
+def test_a_worker_that_dies_is_started_again_and_answers_a_plain_kafka_message(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     state = StateDir(tmp_path / "state")
     with local_up(environment) as stack:
         wait_until(state.running)
+        addresses = state.running()
+        assert addresses is not None
         worker = next(child for child in state.read().children if child.name == "worker")
         psutil.Process(worker.pid).kill()
         wait_until(lambda: alive(state).count("worker") == 1 and worker.find() is None)
+        # A producer that knows Kafka and nothing of Headrace.
+        producer = Producer({"bootstrap.servers": addresses.kafka_bootstrap_servers})
+        producer.produce(
+            "headrace.jobs.v1.standard", b'{"prompt": "The largest planet is", "sampling": {"max_tokens": 4}}'
+        )
+        producer.flush()
+        with psycopg.connect(addresses.database_url, autocommit=True) as connection:
+            query = "SELECT state FROM job_status"
+            wait_until(lambda: connection.execute(query).fetchall() == [("succeeded",)], timeout_s=300)
         stack.send_signal(signal.SIGTERM)
         stack.wait(timeout=120)
     assert stack.returncode == 0

@@ -1,0 +1,225 @@
+"""Commands on a real broker and a real Postgres. The job table is filled by hand: no worker is needed here."""
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from typer.testing import CliRunner, Result
+
+from headrace.cli import app
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.jobs import parse_deadline
+from headrace.ledger import JobRow, Ledger, OutcomeRow, RejectionRow
+from headrace.schemas import BatchClosed, BatchOpened, Choice, JobError, JobResult, JobState, uuid7
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Topics of one test's own."""
+    return f"t{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def run(kafka: str, database_url: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka)
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("HEADRACE_TOPIC_PREFIX", prefix)
+    monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+
+    def invoke(*arguments: str, stdin: str | None = None) -> Result:
+        return CliRunner().invoke(app, arguments, input=stdin)
+
+    return invoke
+
+
+@pytest.fixture
+def topics(run: Run) -> None:
+    assert run("topics", "create", "--partitions", "2").exit_code == 0
+
+
+@pytest.fixture
+def ended_batch(database_url: str) -> dict[str, UUID]:
+    """A complete batch `b`: one job succeeded, one failed, one record rejected. Ids by custom id."""
+    rows = {name: job_row(name, offset) for offset, name in enumerate(("good", "bad"))}
+    answer = JobResult(
+        id=rows["good"].id, batch_id="b", custom_id="good", model="m", state=JobState.SUCCEEDED,
+        choices=[Choice(text="Paris", finish_reason="stop")],
+    )  # fmt: skip
+    error = JobResult(
+        id=rows["bad"].id, batch_id="b", custom_id="bad", state=JobState.FAILED,
+        error=JobError(code="invalid_type", message="temperature must be a number"),
+    )  # fmt: skip
+    with Ledger(database_url) as ledger:
+        ledger.apply_control([BatchOpened(batch_id="b"), BatchClosed(batch_id="b", expected=3)])
+        ledger.record(
+            list(rows.values()),
+            [RejectionRow("jobs", 0, 9, "default", "invalid_json", "not JSON", batch_id="b")],
+        )
+        ledger.finish(
+            [
+                OutcomeRow(rows["good"], JobState.SUCCEEDED, answer.encode(), completion_tokens=1),
+                OutcomeRow(rows["bad"], JobState.FAILED, error.encode(), error_code="invalid_type"),
+            ]
+        )
+    return {name: row.id for name, row in rows.items()}
+
+
+def job_row(custom_id: str, offset: int) -> JobRow:
+    return JobRow(
+        id=uuid7(), tenant="default", tier="standard", content_sha=custom_id.encode().ljust(32), src_topic="jobs",
+        src_partition=0, src_offset=offset, submitted_at=datetime.now(UTC), batch_id="b", custom_id=custom_id,
+    )  # fmt: skip
+
+
+def read(kafka: str, topic: str, count: int) -> list[dict[str, object]]:
+    """The first ``count`` records of a topic, each as its value."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    found: list[dict[str, object]] = []
+    deadline = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            found.append(json.loads(message.value()))
+    consumer.close()
+    return found
+
+
+def test_creating_topics_again_changes_nothing(run: Run, prefix: str) -> None:
+    first, second = run("topics", "create", "--json"), run("topics", "create", "--json")
+    assert f"{prefix}.jobs.v1.standard" in json.loads(first.stdout)["created"]
+    assert json.loads(second.stdout)["created"] == []
+
+
+def test_missing_topics_are_described_as_missing(run: Run) -> None:
+    result = run("topics", "describe")
+    assert result.exit_code == Exit.NOT_READY
+    assert "headrace topics create" in result.output
+
+
+@pytest.mark.usefixtures("topics")
+def test_topics_are_described_with_their_records(run: Run, kafka: str, prefix: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka})
+    for _ in range(5):
+        producer.produce(f"{prefix}.jobs.v1.bulk", b"{}")
+    producer.flush()
+    described = {topic["topic"]: topic for topic in json.loads(run("topics", "describe", "--json").stdout)}
+    assert described[f"{prefix}.jobs.v1.bulk"]["records"] == 5
+    assert described[f"{prefix}.jobs.v1.bulk"]["partitions"] == 2
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_submitted_file_is_a_batch(run: Run, kafka: str, prefix: str, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"prompt": "one"}\n\n{"prompt": 2}\nnot json\n')
+    result = run("submit", str(file), "--batch", "b", "--tier", "bulk", "--json")
+    sent = json.loads(result.stdout)
+    assert (result.exit_code, sent["batch_id"], sent["expected"]) == (0, "b", 3)
+    assert [problem["param"] for problem in sent["problems"]] == ["prompt", None]
+    control = read(kafka, f"{prefix}.control.v1", 2)
+    assert [message["type"] for message in control] == ["batch_opened", "batch_closed"]
+    assert control[1]["expected"] == 3
+
+
+@pytest.mark.usefixtures("topics")
+def test_prompts_come_from_stdin_too(run: Run, kafka: str, prefix: str) -> None:
+    result = run("submit", "-", stdin='{"prompt": "one"}\n{"prompt": "two"}\n')
+    assert result.exit_code == 0
+    assert "2 jobs sent to tier standard" in result.output
+    assert {job["prompt"] for job in read(kafka, f"{prefix}.jobs.v1.standard", 2)} == {"one", "two"}
+
+
+@pytest.mark.usefixtures("topics")
+def test_strict_stops_at_the_first_bad_line(run: Run) -> None:
+    result = run("submit", "-", "--strict", stdin='{"prompt": 1}\n{"prompt": "two"}\n')
+    assert result.exit_code == Exit.USAGE
+    assert "line 1" in result.output
+
+
+def test_without_topics_a_submit_says_to_create_them(run: Run) -> None:
+    result = run("submit", "-", stdin='{"prompt": "one"}\n')
+    assert result.exit_code in (Exit.NOT_READY, Exit.UNAVAILABLE)
+    assert "headrace" in result.output
+
+
+@pytest.mark.usefixtures("ended_batch")
+def test_a_batchs_status_is_its_counts(run: Run) -> None:
+    batch = json.loads(run("status", "b", "--json").stdout)
+    assert (batch["state"], batch["succeeded"], batch["failed"], batch["rejected"]) == ("complete", 1, 1, 1)
+    text = run("status", "b", "--follow")
+    assert text.exit_code == 0
+    assert "complete, 3 of 3 ended" in text.output
+
+
+def test_a_jobs_status_is_found_by_its_id(run: Run, ended_batch: dict[str, UUID]) -> None:
+    job = json.loads(run("status", str(ended_batch["bad"]), "--json").stdout)
+    assert (job["custom_id"], job["state"], job["error_code"]) == ("bad", "failed", "invalid_type")
+    assert "failed" in run("status", str(ended_batch["bad"])).output
+
+
+def test_what_nobody_knows_is_not_found(run: Run) -> None:
+    assert run("status", "nothing").exit_code == Exit.NOT_FOUND
+    assert run("results", "nothing").exit_code == Exit.NOT_FOUND
+    assert run("cancel", "nothing").exit_code == Exit.NOT_FOUND
+
+
+@pytest.mark.usefixtures("ended_batch")
+def test_results_are_lines(run: Run, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in run("results", "b").stdout.splitlines()]
+    assert {line["state"] for line in lines} == {"succeeded", "failed", "rejected"}
+    file = tmp_path / "out.jsonl"
+    summary = json.loads(
+        run("results", "b", "-o", str(file), "--format", "openai", "--follow", "--json").stdout
+    )
+    assert summary["written"] == 3
+    assert sum(json.loads(line)["response"] is not None for line in file.read_text().splitlines()) == 1
+
+
+def test_a_single_jobs_result_can_be_had(run: Run, ended_batch: dict[str, UUID]) -> None:
+    result = json.loads(run("results", str(ended_batch["good"])).stdout)
+    assert result["choices"][0]["text"] == "Paris"
+
+
+@pytest.mark.usefixtures("topics", "ended_batch")
+def test_a_cancel_goes_out_for_what_it_names(run: Run, kafka: str, prefix: str) -> None:
+    assert json.loads(run("cancel", "b", "--json").stdout)["kind"] == "batch"
+    assert json.loads(run("cancel", "unseen", "--job", "--json").stdout)["kind"] == "job"
+    messages = read(kafka, f"{prefix}.control.v1", 2)
+    assert {str(message["type"]) for message in messages} == {"cancel_batch", "cancel_job"}
+
+
+def test_migrations_can_be_checked(run: Run) -> None:
+    assert run("migrate", "--check").exit_code == 0
+    assert json.loads(run("migrate", "--json").stdout) == {"migrated": True}
+
+
+@pytest.mark.usefixtures("topics")
+def test_doctor_is_content_with_a_working_installation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_DEVICE", "cpu")
+    result = run("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["ok"] is True
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1d", 86400)])
+def test_a_deadline_may_be_a_duration(text: str, seconds: int) -> None:
+    expected = datetime.now(UTC) + timedelta(seconds=seconds)
+    assert abs(parse_deadline(text) - expected) < timedelta(seconds=30)
+
+
+def test_a_deadline_may_be_a_time() -> None:
+    assert parse_deadline("2027-01-31T12:00:00Z") == datetime(2027, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("text", ["soon", "", "2027-01-31T12:00:00", "9" * 40 + "d"])
+def test_any_other_deadline_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match="no time"):
+        parse_deadline(text)
