@@ -67,7 +67,9 @@ class SymbolicExecutor:
         for r, slot in enumerate(plan.slots.tolist()):
             ids = plan.token_ids[offsets[r] : offsets[r + 1]].astype(np.int64)
             inputs.append(np.where(ids == -1, self.last[slot], ids))
-            positions = plan.starts[r] + np.arange(plan.query_lens[r])  # what stood here before is overwritten
+            positions = plan.starts[r] + np.arange(
+                plan.query_lens[r]
+            )  # what stood here before is overwritten
             self.cache[self.tables[slot, positions // self.block_size], positions % self.block_size] = EMPTY
         # As on the device: each position's entry depends on its predecessor, written earlier or in this very step.
         # Rows whose predecessor another row of this step writes wait for it.
