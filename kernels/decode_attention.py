@@ -169,11 +169,9 @@ class _Tile(NamedTuple):
     stages: int
 
 
-def _tile(head_dim: int, itemsize: int) -> _Tile:
-    """The tile for a head size and a value size in bytes."""
-    if itemsize > 2:
-        return _Tile(keys=32, warps=4, stages=2)
-    return _Tile(keys=128 if head_dim <= 64 else 64, warps=4, stages=3)
+def _tile(itemsize: int) -> _Tile:
+    """The tile for values of a size in bytes."""
+    return _Tile(keys=64, warps=4, stages=3) if itemsize <= 2 else _Tile(keys=32, warps=4, stages=2)
 
 
 _PROGRAMS_AN_SM = 12  # enough waves that the last, partial one costs little
@@ -229,7 +227,7 @@ def decode_attention(
     else:
         parts = torch.empty((rows, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty((rows, num_heads, splits), dtype=torch.float32, device=q.device)
-    tile = _tile(head_dim, q.itemsize)
+    tile = _tile(q.itemsize)
     group = num_heads // kv_heads
     block_d = triton.next_power_of_2(head_dim)
     _decode_attention_kernel[(kv_heads, rows, splits)](

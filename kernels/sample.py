@@ -287,7 +287,7 @@ def sample(
         _sample_kernel[(rows,)](
             logits, temperature, top_k, top_p, min_p, seeds, positions, tokens, logits.stride(0), vocab,
             MIN_TEMPERATURE=_MIN_TEMPERATURE, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,
-            SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=min(max(block // 256, 1), 16), **LAUNCH_OPTIONS,
+            SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=max(block // 512, 1), **LAUNCH_OPTIONS,
         )  # fmt: skip
     return tokens
 

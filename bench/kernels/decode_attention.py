@@ -60,7 +60,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     tile_of = module._tile
     for case in CASES if not chosen.sweep else CASES[: chosen.sweep]:
-        for tile in SWEPT if chosen.sweep else [tile_of(case[4], 2)]:
+        for tile in SWEPT if chosen.sweep else [tile_of(2)]:
             module._tile = lambda *_, tile=tile: tile
             name = "rows {} keys {} heads {}/{}/{}".format(*case) + f" {tuple(tile)}"
             try:

@@ -24,8 +24,10 @@ CASES = [
     (4, 2048, 2048, 32, 32, 96),
 ]
 SWEPT = [
-    module.Tile(pairs, keys, warps, stages)
-    for pairs, keys, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+    module.Tile(pairs, keys, warps, stages, registers)
+    for pairs, keys, warps, stages, registers in itertools.product(
+        (64, 128), (32, 64, 128), (4, 8), (2, 3, 4), (None, 128)
+    )
     if (pairs == 128) == (warps == 8) and keys * stages <= 256
 ]
 
@@ -57,7 +59,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     tile_of = module._tile
     for case in CASES if not chosen.sweep else CASES[: chosen.sweep]:
-        for tile in SWEPT if chosen.sweep else [tile_of(case[1], 2)]:
+        for tile in SWEPT if chosen.sweep else [tile_of(2)]:
             module._tile = lambda *_, tile=tile: tile
             name = "rows {} x {} of {} heads {}/{}/{}".format(*case) + f" {tuple(tile)}"
             try:
