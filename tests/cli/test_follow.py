@@ -1,0 +1,73 @@
+"""Watching a batch: until it is complete, or until somebody has seen enough."""
+
+from threading import Event
+
+import pytest
+
+from headrace.cli import follow as module
+from headrace.cli.follow import follow
+from headrace.ledger import BatchProgress, BatchState
+
+
+class Growing:
+    """A ledger whose batch of 8 ends two more jobs at each look; unknown at the first."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def batch(self, tenant: str, batch_id: str) -> BatchProgress | None:
+        self.looks += 1
+        done = 2 * (self.looks - 1)
+        if self.looks == 1:
+            return None
+        return BatchProgress(
+            tenant=tenant, batch_id=batch_id, state=BatchState.COMPLETE if done == 8 else BatchState.CLOSED,
+            expected=8, submitted=8, queued=0, running=8 - done, succeeded=done - 1, failed=0, cancelled=1, expired=0,
+            rejected=0, prompt_tokens=0, cached_tokens=0, completion_tokens=10 * done, opened_at=None, closed_at=None,
+        )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+
+
+def test_it_ends_with_the_complete_batch() -> None:
+    batch = follow(Growing(), "default", "b", Event(), quiet=True)  # type: ignore[arg-type]
+    assert batch is not None
+    assert batch.complete
+
+
+def test_without_a_terminal_it_prints_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    follow(Growing(), "default", "b", Event(), expected=8)  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0].startswith("b: 2/8 ended, 1 done, 0 failed, 1 cancelled, 6 running, 0 queued")
+    assert lines[-1].startswith("b: 8/8 ended")
+    assert "\x1b" not in err
+
+
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    follow(Growing(), "default", "b", Event(), quiet=True)  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_stop_returns_the_batch_as_it_is() -> None:
+    stop, ledger = Event(), Growing()
+
+    def after_two_looks() -> None:
+        if ledger.looks == 2:
+            stop.set()
+
+    batch = follow(ledger, "default", "b", stop, quiet=True, meanwhile=after_two_looks)  # type: ignore[arg-type]
+    assert batch is not None
+    assert not batch.complete
+
+
+def test_what_goes_wrong_meanwhile_ends_it() -> None:
+    def fail() -> None:
+        raise RuntimeError("the worker died")
+
+    with pytest.raises(RuntimeError, match="died"):
+        follow(Growing(), "default", "b", Event(), quiet=True, meanwhile=fail)  # type: ignore[arg-type]

@@ -1,0 +1,65 @@
+"""`headrace generate`: the engine alone, files in and files out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.cli.exits import Exit
+
+LINES = [
+    {
+        "custom_id": "first",
+        "prompt": "The capital of France is",
+        "sampling": {"max_tokens": 3, "temperature": 0},
+    },
+    {"custom_id": "bad", "prompt": "x", "sampling": {"top_p": 7}},
+    {
+        "custom_id": "openai",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 3, "temperature": 0},
+    },
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HEADRACE_KV_TOKENS", "4096")
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_a_file_is_answered_and_taken_up_again(source: Path, tmp_path: Path, smollm: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    command = ["generate", str(source), str(target), "--model", str(smollm), "--device", "cpu", "--json"]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    assert json.loads(first.stdout.splitlines()[-1])["succeeded"] == 2
+    results = {line["custom_id"]: line for line in map(json.loads, target.read_text().splitlines())}
+    assert "Paris" in results["first"]["choices"][0]["text"]
+    assert results["first"]["model"] == smollm.name
+    assert "top_p" in results["bad"]["error"]["message"]
+    assert results["openai"]["state"] == "succeeded"
+
+    with source.open("a") as more:
+        more.write(json.dumps(LINES[0] | {"custom_id": "later"}) + "\n")
+    again = CliRunner().invoke(app, [*command, "--resume"])
+    summary = json.loads(again.stdout.splitlines()[-1])
+    assert (summary["succeeded"], summary["skipped"]) == (1, 3)
+    assert len(target.read_text().splitlines()) == 4
+
+
+def test_an_output_that_is_there_is_not_overwritten(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text("somebody's results\n")
+    result = CliRunner().invoke(app, ["generate", str(source), str(target)])
+    assert result.exit_code == Exit.REFUSED
+    assert "--resume" in result.output
+    assert target.read_text() == "somebody's results\n"
