@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -25,6 +25,18 @@ from headrace.engine import Engine, EngineConfig, Request, SamplingParams
 from headrace.local.model import default_model
 
 Run = Callable[[list[list[int]]], int]
+
+
+class Measured(NamedTuple):
+    """One run. cpu_s is what it used of all threads: the fairer figure where others use the machine too."""
+
+    wall_s: float
+    cpu_s: float
+    tokens: int
+
+    def __str__(self) -> str:
+        rate = self.tokens / self.wall_s
+        return f"{self.wall_s:.1f} s, {self.cpu_s:.1f} CPU s, {self.tokens} tokens ({rate:.0f} tokens/s)"
 
 
 def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
@@ -81,10 +93,10 @@ def batched_generate(model: Any, max_new_tokens: int, batch_size: int) -> Run:
     return run
 
 
-def timed(run: Run, prompts: list[list[int]]) -> tuple[float, int]:
-    start = time.perf_counter()
+def timed(run: Run, prompts: list[list[int]]) -> Measured:
+    start, cpu_start = time.perf_counter(), time.process_time()
     tokens = run(prompts)
-    return time.perf_counter() - start, tokens
+    return Measured(time.perf_counter() - start, time.process_time() - cpu_start, tokens)
 
 
 def main() -> None:
@@ -107,33 +119,26 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     print(f"{len(prompts)} prompts of {sum(map(len, prompts))} tokens, {args.threads} threads")
 
-    tried = {}
-    for size in map(int, args.batch_sizes.split(",")):
-        tried[size], tokens = timed(batched_generate(model, args.max_new_tokens, size), prompts)
-        print(f"transformers, batches of {size}: {tried[size]:.1f} s ({tokens / tried[size]:.0f} tokens/s)")
-    best = min(tried, key=tried.__getitem__)
+    sizes = [int(size) for size in args.batch_sizes.split(",")]
+    tried: dict[int, Measured] = {}
+    for size in sizes if len(sizes) > 1 else []:
+        tried[size] = timed(batched_generate(model, args.max_new_tokens, size), prompts)
+        print(f"transformers, batches of {size}: {tried[size]}", flush=True)
+    best = min(tried, key=lambda size: tried[size].wall_s, default=sizes[0])
 
-    rows: dict[str, list[dict[str, float]]] = {"headrace": [], "transformers": []}
+    runs: dict[str, list[Measured]] = {"headrace": [], "transformers": []}
     for rep in range(args.reps):
-        for name in sorted(rows, reverse=bool(rep % 2)):
-            run = (
-                headrace(path, args.max_new_tokens)
-                if name == "headrace"
-                else batched_generate(model, args.max_new_tokens, best)
-            )
-            seconds, tokens = timed(run, prompts)
-            rows[name].append({"seconds": round(seconds, 2), "output_tokens": tokens})
-            print(f"{name}: {seconds:.1f} s, {tokens} tokens ({tokens / seconds:.0f} tokens/s)")
+        for name in sorted(runs, reverse=bool(rep % 2)):
+            theirs = batched_generate(model, args.max_new_tokens, best)
+            run = headrace(path, args.max_new_tokens) if name == "headrace" else theirs
+            runs[name].append(timed(run, prompts))
+            print(f"{name}: {runs[name][-1]}", flush=True)
 
-    median = {name: statistics.median(row["seconds"] for row in runs) for name, runs in rows.items()}
-    speed = {
-        name: statistics.median(r["output_tokens"] / r["seconds"] for r in runs)
-        for name, runs in rows.items()
-    }
-    ratio = speed["headrace"] / speed["transformers"]
-    print(
-        f"headrace {median['headrace']:.1f} s, transformers {median['transformers']:.1f} s: {ratio:.2f}x the tokens/s"
-    )
+    rate = {name: statistics.median(m.tokens / m.wall_s for m in of) for name, of in runs.items()}
+    cpu_rate = {name: statistics.median(m.tokens / m.cpu_s for m in of) for name, of in runs.items()}
+    ratio = rate["headrace"] / rate["transformers"]
+    cpu_ratio = cpu_rate["headrace"] / cpu_rate["transformers"]
+    print(f"headrace gives {ratio:.2f}x the tokens/s, {cpu_ratio:.2f}x the tokens a CPU second")
     result = {
         "device": f"{_cpu()}, {args.threads} threads",
         "commit": _commit(),
@@ -144,12 +149,12 @@ def main() -> None:
         "prompt_tokens": sum(map(len, prompts)),
         "max_new_tokens": args.max_new_tokens,
         "transformers_batch_size": best,
-        "transformers_seconds_by_batch_size": {
-            str(size): round(seconds, 2) for size, seconds in tried.items()
-        },
-        "rows": rows,
-        "output_tokens_per_s": {name: round(value, 1) for name, value in speed.items()},
+        "transformers_tried": {str(size): measured._asdict() for size, measured in tried.items()},
+        "rows": [{"engine": name, **measured._asdict()} for name, of in runs.items() for measured in of],
+        "output_tokens_per_s": {name: round(value, 1) for name, value in rate.items()},
         "ratio": round(ratio, 3),
+        "ratio_per_cpu_second": round(cpu_ratio, 3),
+        "load_average": os.getloadavg()[0],
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n")
