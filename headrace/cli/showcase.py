@@ -1,7 +1,9 @@
 """What the demo shows at its end: prompts with their answers, and the job table as an analyst reads it."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.cli.output import console, table
 
@@ -21,18 +23,16 @@ FROM job_status WHERE batch_id = %s ORDER BY error, custom_id LIMIT 8"""
 
 def answers(ledger: "Ledger", tenant: str, batch_id: str, file: Path) -> None:
     """Print one prompt and answer of each kind."""
-    import orjson
-
     from headrace.schemas import JobResult
 
-    prompts = {line["custom_id"]: line for line in map(orjson.loads, file.read_bytes().splitlines()) if line}
+    prompts = dict(_prompts(file))
     results = [JobResult.decode(row.body) for row in ledger.results(tenant, batch_id) if row.body]
     by_kind: dict[str, JobResult] = {}
     for result in sorted(results, key=lambda result: result.custom_id or ""):
         by_kind.setdefault((result.custom_id or "").rpartition("-")[0], result)
     for kind in SHOWN_KINDS:
         if kind in by_kind:
-            _show(by_kind[kind], _last_words(prompts.get(by_kind[kind].custom_id, {})))
+            _show(by_kind[kind], prompts.get(by_kind[kind].custom_id, ""))
 
 
 def table_rows(url: str, batch_id: str) -> None:
@@ -56,10 +56,18 @@ def _show(result: "JobResult", prompt: str) -> None:
         out.print(f"  {_cut(result.choices[0].text)}", style="green", markup=False)
 
 
-def _last_words(line: dict[str, Any]) -> str:
-    """The prompt, or the last message's text."""
-    body = line.get("body", line)
-    return str(body["messages"][-1]["content"] if "messages" in body else body.get("prompt", ""))
+def _prompts(file: Path) -> Iterator[tuple[str | None, str]]:
+    """Of each line its custom id, and the prompt or the last message's text."""
+    import orjson
+
+    for line in file.read_bytes().splitlines():
+        with suppress(orjson.JSONDecodeError, AttributeError, LookupError, TypeError):  # a bad line has none
+            job = orjson.loads(line)
+            body = job.get("body", job)
+            yield (
+                job.get("custom_id"),
+                str(body["messages"][-1]["content"] if "messages" in body else body["prompt"]),
+            )
 
 
 def _cut(text: str) -> str:

