@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from pathlib import PurePath
 
 from headrace.engine.errors import EngineDead, EngineError
 from headrace.engine.text import TextCompletion, TextEngine
@@ -14,6 +15,11 @@ log = logging.getLogger(__name__)
 LONGEST_WAIT_S = 30.0
 
 
+def served_name(model: str) -> str:
+    """What jobs and results call a model: its hub id, or the last part of its directory."""
+    return PurePath(model).name if PurePath(model).is_absolute() else model
+
+
 class Running:
     """The engine and what is in it. Every job handed to ``start`` comes back once: from ``collect`` or ``bury``."""
 
@@ -23,7 +29,7 @@ class Running:
         self._jobs: dict[str, Job] = {}
         self._deaths_in_a_row = 0
         self._open_at = 0.0
-        self.model = self._engine.model
+        self.model = served_name(self._engine.model)
 
     def __len__(self) -> int:
         return len(self._jobs)

@@ -78,6 +78,15 @@ def test_a_bad_job_fails_alone(line: Pipeline) -> None:
         assert named == (code == ErrorCode.UNKNOWN_MODEL)  # the message lists what is served
 
 
+def test_a_model_in_a_directory_is_called_by_the_directorys_name(line: Pipeline) -> None:
+    worker = line.start_worker(lambda: StandInEngine(model="/models/My-Model-1B"))
+    id = line.submit("x", model="My-Model-1B")
+    line.wait_terminal(1)
+    ((result,),) = line.results(1).values()
+    worker.close()
+    assert (line.rows(), result.model) == ({id: "succeeded"}, "My-Model-1B")
+
+
 def test_unparsable_bytes_go_to_the_dead_letter_topic_unchanged(line: Pipeline) -> None:
     worker = line.start_worker()
     bad = [b"\xff\xfe not text", b'{"prompt": "cut o', b"[1, 2]", b"", None]
