@@ -17,7 +17,7 @@ _OPENED = """
 opened AS (
     INSERT INTO attempts (id, run, attempt, worker, group_size)
     SELECT id, run, attempt, worker, group_size FROM incoming WHERE id IN (SELECT id FROM changed)
-    ORDER BY id ON CONFLICT DO NOTHING
+    ON CONFLICT DO NOTHING
 )
 """
 

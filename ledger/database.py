@@ -24,13 +24,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # A process that is stopped in the middle of a transaction (SIGSTOP, a dead node) must not hold its rows for long, and
-# nobody waits for ever. Set in each transaction, not at login: a pooler between us and Postgres hands out sessions.
+# nobody waits for ever. What we join to lies at the newest end of a day and is in memory: at the default page cost the
+# planner would rather read the whole day. Set in each transaction, not at login: a pooler between us and Postgres hands out sessions.
 SETTINGS = """
 SET LOCAL timezone = 'UTC';
 SET LOCAL lock_timeout = '10s';
 SET LOCAL statement_timeout = '60s';
 SET LOCAL idle_in_transaction_session_timeout = '30s';
 SET LOCAL client_min_messages = warning;
+SET LOCAL random_page_cost = 1.1;
 """
 
 # SQLSTATEs (or their classes) after which the same transaction may succeed. 57014 is a statement timeout.

@@ -10,30 +10,29 @@ from uuid import UUID
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.rows import Finished, OutcomeRow
-from headrace.ledger.staging import JOB_COLUMNS, LOCKED, insert_absent, job_values, stage
+from headrace.ledger.staging import JOB_COLUMNS, LOCKED, OUTCOME_COLUMNS, insert_absent, job_values, stage
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState, clean_text
 
-_OUTCOME = ("prompt_tokens", "cached_tokens", "completion_tokens", "error_code")
 _RESULT = ("body", "error", "uri", "bytes", "sha256")
-_COLUMNS = (*JOB_COLUMNS, *_OUTCOME, *_RESULT)
+_COLUMNS = (*JOB_COLUMNS, *OUTCOME_COLUMNS, *_RESULT)
 
 _STORED = f"""
 stored AS (
     INSERT INTO results (id, run, {", ".join(_RESULT)})
     SELECT id, run, {", ".join(_RESULT)} FROM incoming WHERE id IN (SELECT id FROM changed)
-    ORDER BY id ON CONFLICT DO NOTHING
+    ON CONFLICT DO NOTHING
 )
 """
 
 _INSERT = f"""
-WITH changed AS ({insert_absent({"finished_at": "now()"} | {name: name for name in _OUTCOME})} {RETURNING}),
+WITH changed AS ({insert_absent({"finished_at": "now()"} | {name: name for name in OUTCOME_COLUMNS})} {RETURNING}),
 {_STORED} {SUMMARY}
 """
 
 # A statement of its own: it must see rows that the recorder inserted while the one above ran.
 _UPDATE = f"""
 WITH changed AS (
-    UPDATE jobs SET state = new.state, finished_at = now(), {", ".join(f"{name} = new.{name}" for name in _OUTCOME)}
+    UPDATE jobs SET state = new.state, finished_at = now(), {", ".join(f"{name} = new.{name}" for name in OUTCOME_COLUMNS)}
     FROM {LOCKED} new
     WHERE jobs.id = new.id AND jobs.run = new.run AND jobs.content_sha = new.content_sha
       AND jobs.state IN ({JobState.QUEUED.code}, {JobState.RUNNING.code})
