@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.settings import Settings
 
 PANEL = "Set up"
+DOWN_S = 120.0
 
 group = typer.Typer(no_args_is_help=True, help="The whole stack on this machine, without Docker.")
 
@@ -69,23 +70,19 @@ def up(json: Json = False) -> None:
 @group.command()
 def down(json: Json = False) -> None:
     """Stop the stack that runs here, or what a killed one left behind."""
-    import psutil
 
-    from headrace.local.state import StateDir  # before psutil: it says what to install
+    from headrace.local.state import StateDir
 
     state = StateDir(context.load_settings().state_dir.absolute())
     parent = state.read().parent
-    process = parent.find() if parent else None
-    if process is not None:
-        process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs([process], timeout=120)
-        if alive:
-            raise Failure(Exit.UNAVAILABLE, f"Process {process.pid} does not stop.", "Its logs may say why.")
+    running = parent is not None and parent.send_signal(signal.SIGTERM)
+    if parent is not None and not parent.wait_gone(DOWN_S):
+        raise Failure(Exit.UNAVAILABLE, f"Process {parent.pid} does not stop.", f"Its logs: {state.logs}")
     with state.lock():
         left = state.clean_up()
     if json:
-        emit({"stopped": process is not None, "cleaned_up": left})
-    elif process is not None or left:
+        emit({"stopped": running, "cleaned_up": left})
+    elif running or left:
         note("Stopped.")
     else:
         note("Nothing runs here.")

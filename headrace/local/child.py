@@ -46,6 +46,23 @@ class Identity:
         except psutil.NoSuchProcess:
             return None
 
+    def send_signal(self, number: int) -> bool:
+        """Send a signal, if the process is there. Returns whether it was."""
+        process = self.find()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process is not None:
+                process.send_signal(number)
+        return process is not None
+
+    def wait_gone(self, timeout_s: float) -> bool:
+        """Whether the process ends in time. It may be anybody's child, so there is nothing to wait on."""
+        end = time.monotonic() + timeout_s
+        while self.find() is not None:
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_S)
+        return True
+
 
 def stop_process(process: psutil.Process, grace_s: float, how: int = signal.SIGTERM) -> None:
     """Send ``how`` to ``process``; SIGKILL to it and to what it had started when ``grace_s`` run out."""

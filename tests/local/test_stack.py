@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from headrace.cli.exits import Exit
 from headrace.local import broker, database
 from headrace.local.errors import Interrupted
 from headrace.local.stack import Stack
@@ -154,6 +155,29 @@ def test_a_killed_stack_is_cleaned_up_by_the_next(tmp_path: Path, environment: d
         wait_until(lambda: state.read().parent is not None and state.read().parent.find() and alive(state))  # type: ignore[union-attr]
         assert not [child.name for child in left if child.find()]
         assert not any(Path(home).exists() for home in homes)
+    assert alive(state) == []
+
+
+@pytest.mark.timeout(600)
+def test_down_stops_a_stack_and_what_a_killed_one_left(tmp_path: Path, environment: dict[str, str]) -> None:
+    state = StateDir(tmp_path / "state")
+
+    def down() -> dict[str, object]:
+        done = subprocess.run(
+            command("local", "down", "--json"), env=environment, capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    assert down() == {"stopped": False, "cleaned_up": []}
+    with local_up(environment) as first:
+        wait_until(lambda: "database" in alive(state))
+        assert down() == {"stopped": True, "cleaned_up": []}
+        assert first.wait(timeout=60) == Exit.INTERRUPTED
+    with local_up(environment) as second:
+        wait_until(lambda: "database" in alive(state))
+        second.kill()
+        second.wait()
+    assert {"database", "broker"} <= set(down()["cleaned_up"])  # type: ignore[call-overload]
     assert alive(state) == []
 
 
