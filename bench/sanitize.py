@@ -4,7 +4,8 @@
 
 Kernels with C++ names (``_Z...``: torch's own) are left out. Every tensor is an allocation of its own (no caching
 allocator), so that one byte past its end is found; that rules graphs out, which have a run of their own, over torch's
-memory pools. A planted write out of bounds shows that the tool sees our kernels at all. Exit status 0 when the planted one is found and nothing else is.
+memory pools. A planted write out of bounds shows that the tool sees our kernels at all. Exit status 0 when the planted
+one is found and nothing else is.
 """
 
 import argparse
