@@ -1,7 +1,5 @@
 """The paged KV cache on the device, and what a step's layers need to use it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +39,6 @@ class KVCache:
         self.arena = torch.zeros(
             sum(torch.Size(shape).numel() for shape in shapes), dtype=dtype, device=device
         )
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.layers: list[tuple[Tensor, Tensor]] = []
         start = 0
         for shape in shapes:
@@ -49,24 +46,6 @@ class KVCache:
             k, v = self.arena[start : start + size].view(shape)
             self.layers.append((k, v))
             start += size
-
-    @contextmanager
-    def beside(self, wanted: bool) -> Iterator[None]:
-        """What is launched inside runs next to what comes after it, until ``join``.
-
-        Decode attention waits for memory and prefill attention for matrix units: a chip can do both at once.
-        """
-        if self._side is None or not wanted:
-            yield
-            return
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            yield
-
-    def join(self) -> None:
-        """Wait, on the device, for what runs beside."""
-        if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
 
 
 @dataclass(slots=True)
@@ -113,18 +92,14 @@ class StepContext:
         )  # fmt: skip
         out = torch.empty_like(q)
         n = self.num_decodes
-        both = 0 < n < len(self.slots)
-        with self.kv.beside(both):
-            if n:
-                decode_attention(
-                    q[:n], k_cache, v_cache, self.block_tables, self.slots[:n], self.context_lens[:n],
-                    self.max_context_len, self.scale, out=out[:n], shared=self.shared,
-                )  # fmt: skip
+        if n:
+            decode_attention(
+                q[:n], k_cache, v_cache, self.block_tables, self.slots[:n], self.context_lens[:n],
+                self.max_context_len, self.scale, out=out[:n], shared=self.shared,
+            )  # fmt: skip
         if len(self.slots) > n:
             prefill_attention(
                 q[n:], k_cache, v_cache, self.block_tables, self.slots[n:], self.query_start[n:] - n,
                 self.context_lens[n:], self.max_query_len, self.scale, out=out[n:],
             )  # fmt: skip
-        if both:
-            self.kv.join()
         return out.flatten(1)
