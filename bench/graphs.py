@@ -68,12 +68,12 @@ def main() -> None:
                     "eager_tokens_per_s": rate["eager"], "ratio": rate["graphs"] / rate["eager"],
                 }
             )  # fmt: skip
+            results_file.write(args.out, rows[-1:], args.commit)
         engine.close()
-        del engine, parts, graphs
+        del engine, parts, graphs, chosen
         gc.collect()
         if args.device != "cpu":
             torch.cuda.empty_cache()
-    results_file.write(args.out, rows, args.commit)
     results_file.table(rows)
 
 
