@@ -7,6 +7,9 @@ Row r of a step owns tokens query_start[r] .. query_start[r + 1] - 1. Its i-th t
     mapping  = block_tables[slots[r], position // B] * B + position % B
 
 Rows whose slot is -1, and tokens past the last row, are padding: id 0, position 0, mapping -1.
+
+The ids may be kept as keys and values are, pages[mapping] = id, so that a later step can read what a row has said: a
+shared block brings its tokens along, a preempted sequence writes them again.
 """
 
 import torch
@@ -28,6 +31,7 @@ def _step_inputs_kernel(
     ids_ptr,  # [T] int64
     positions_ptr,  # [T] int64
     slot_mapping_ptr,  # [T] int64
+    pages_ptr,  # [N, B] int32, or None
     num_tokens,
     num_rows,
     table_stride,
@@ -62,9 +66,12 @@ def _step_inputs_kernel(
     )
     mapping = block * block_size + position % block_size
 
-    tl.store(ids_ptr + token, tl.where(given < 0, last, given), mask=mask)
+    id = tl.where(given < 0, last, given)
+    tl.store(ids_ptr + token, id, mask=mask)
     tl.store(positions_ptr + token, position.to(tl.int64), mask=mask)
     tl.store(slot_mapping_ptr + token, tl.where(real, mapping, -1), mask=mask)
+    if pages_ptr is not None:
+        tl.store(pages_ptr + mapping, id.to(tl.int32), mask=real)
 
 
 def step_inputs(
@@ -75,23 +82,24 @@ def step_inputs(
     last_tokens: Tensor,
     block_tables: Tensor,
     block_size: int,
+    pages: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gather the ids, positions and cache slots of a step's tokens.
 
     token_ids: [T] int64. query_start: [R + 1] int32, ascending. slots, starts: [R] int32. last_tokens: [S] int64.
-    block_tables: [S, M] int32. Returns (ids, positions, slot_mapping), each [T] int64.
+    block_tables: [S, M] int32. pages: [N, B] int32, written where given. Returns (ids, positions, slot_mapping), each [T] int64.
     """
     check(len(query_start) == len(slots) + 1 == len(starts) + 1, "query_start has one entry more than slots")
     if not use_triton(token_ids):
         return step_inputs_reference(
-            token_ids, query_start, slots, starts, last_tokens, block_tables, block_size
+            token_ids, query_start, slots, starts, last_tokens, block_tables, block_size, pages
         )
     ids, positions, mapping = torch.empty((3, len(token_ids)), dtype=torch.int64, device=token_ids.device)
     if len(token_ids):
         grid = (triton.cdiv(len(token_ids), 128),)
         _step_inputs_kernel[grid](
             token_ids, query_start, slots, starts, last_tokens, block_tables, ids, positions, mapping,
-            len(token_ids), len(slots), block_tables.stride(0), block_size,
+            pages, len(token_ids), len(slots), block_tables.stride(0), block_size,
             BLOCK=128, num_warps=4, **LAUNCH_OPTIONS,
         )  # fmt: skip
     return ids, positions, mapping
@@ -105,6 +113,7 @@ def step_inputs_reference(
     last_tokens: Tensor,
     block_tables: Tensor,
     block_size: int,
+    pages: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """step_inputs in plain torch."""
     tokens = torch.arange(len(token_ids), device=token_ids.device)
@@ -118,4 +127,6 @@ def step_inputs_reference(
     ids = torch.where(real, torch.where(token_ids < 0, last, token_ids), 0)
     block = block_tables[slot.clamp(min=0), positions // block_size].long()
     mapping = torch.where(real, block * block_size + positions % block_size, -1)
+    if pages is not None:
+        pages.view(-1)[mapping[real]] = ids[real].int()
     return ids, positions, mapping

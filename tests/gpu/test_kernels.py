@@ -5,11 +5,13 @@ tests/kernels/test_interpreted.py runs this file in the interpreter. (Its bf16 m
 
 import pytest
 import torch
-from kernel_cases import assert_near, paged_rows, strided_rows
+from kernel_cases import assert_near, edit_table, paged_rows, strided_rows
 from torch import Tensor
 
 from headrace.kernels.decode_attention import decode_attention, decode_attention_reference
 from headrace.kernels.dispatch import INTERPRETED
+from headrace.kernels.edit_logits import edit_logits, edit_logits_reference
+from headrace.kernels.logprobs import logprobs, logprobs_reference
 from headrace.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
@@ -243,6 +245,53 @@ def test_the_edges_of_the_filters_keep_the_most_likely_token(dtype: torch.dtype)
     assert torch.equal(sample(logits, *arguments)[:4], logits[:4].argmax(dim=-1))
 
 
+@each_dtype
+def test_edits_of_logits_agree_with_their_reference(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    slots, vocab = 14, 1500
+    logits = strided_rows(randn(20, vocab, dtype=dtype) * 3)
+    table = edit_table(slots, vocab, DEVICE)
+    lengths = torch.randint(1, 60, (slots,)).int()
+    pages = torch.randint(0, 40, (slots * 4, 16)).int().to(DEVICE)  # few tokens, so that many are repeated
+    block_tables = torch.randperm(slots * 4).view(slots, 4).int()
+    for slot, length in enumerate(lengths.tolist()):  # let each slot's second word be nearly said
+        said = pages[block_tables[slot].long()].flatten()[:length]
+        if length > 1:
+            table.words[slot, 1, -2] = said[-1]
+            table.words[slot, 2, -3:-1] = said[-2:]
+    arguments = [
+        logits, torch.randperm(20)[:slots].int().to(DEVICE), torch.randperm(slots).int().to(DEVICE),
+        lengths.to(DEVICE), pages, block_tables.to(DEVICE), table,
+    ]  # fmt: skip
+    arguments[3] = arguments[3][arguments[2].long()]
+    counts = torch.zeros(4, vocab, dtype=torch.int32, device=DEVICE)
+    edited = edit_logits(*arguments, counts)
+    torch.testing.assert_close(edited, edit_logits_reference(*arguments), atol=1e-5, rtol=1e-5)
+    assert not counts.any(), "what was counted must be put back"
+    assert (edited != logits[arguments[1].long()].float()).any(dim=1).sum() >= slots // 2
+
+
+@each_dtype
+def test_logprobs_agree_with_their_reference(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = strided_rows(randn(7, 4100, dtype=dtype) * 3)
+    logits[3, 4:] = float("-inf")
+    rows = torch.tensor([6, 3, 0], dtype=torch.int32, device=DEVICE)
+    counts = torch.tensor([20, 4, 0], dtype=torch.int32, device=DEVICE)
+    tokens = torch.randint(0, 4, (7,)).to(DEVICE)
+    values, ids = logprobs(logits, rows, tokens, counts, 20)
+    expected, _ = logprobs_reference(logits, rows, tokens, 20)
+    torch.testing.assert_close(values[:, 0], expected[:, 0], atol=1e-4, rtol=1e-4)
+    for row, count in enumerate(counts.tolist()):
+        torch.testing.assert_close(
+            values[row, 1 : count + 1], expected[row, 1 : count + 1], atol=1e-4, rtol=1e-4
+        )
+        chosen = ids[row, :count].long()
+        assert len(set(chosen.tolist())) == count
+        by_id = logits[rows[row]].float().log_softmax(-1)[chosen]
+        torch.testing.assert_close(values[row, 1 : count + 1], by_id, atol=1e-4, rtol=1e-4)
+
+
 def test_step_inputs_agree_with_their_reference() -> None:
     torch.manual_seed(0)
     lengths = torch.randint(0, 9, (300,))
@@ -255,6 +304,15 @@ def test_step_inputs_agree_with_their_reference() -> None:
         token_ids.clamp(min=-1), query_start, slots, torch.randint(0, 100, (300,)).int(),
         torch.randint(0, 1000, (310,)), torch.randint(0, 1 << 26, (310, 8)).int(),
     ]  # fmt: skip
+    arguments[5] = (
+        torch.randperm(310 * 16).view(310, 16).int()
+    )  # no block twice, so that one token writes each place
+    pages, expected_pages = (torch.full((310 * 16, 16), -9, dtype=torch.int32) for _ in range(2))
+    pages = pages.to(DEVICE)
+    step_inputs(*[argument.to(DEVICE) for argument in arguments], 16, pages)
+    step_inputs_reference(*arguments, 16, expected_pages)
+    assert torch.equal(pages.cpu(), expected_pages)
+    arguments[5] = torch.randint(0, 1 << 26, (310, 8)).int()
     actual = step_inputs(*[argument.to(DEVICE) for argument in arguments], 16)
     for ours, expected in zip(actual, step_inputs_reference(*arguments, 16), strict=True):
         assert torch.equal(ours.cpu(), expected)

@@ -6,6 +6,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from headrace.kernels.edit_logits import EditTable
+
 # By how much a result may differ from the fp32 reference: rounding of inputs to the products, and of the output.
 TOLERANCE = {
     torch.float32: {"atol": 2e-5, "rtol": 2e-5},
@@ -60,6 +62,29 @@ class PagedRows:
         for name in ("q", "k_cache", "v_cache"):
             wide[name] = wide[name].float()
         return PagedRows(**wide)
+
+
+def edit_table(slots: int, vocab: int, device: str = "cpu") -> EditTable:
+    """Edits of every kind, a kind for each of six slots in turn; random otherwise. Words of one to three tokens."""
+    kinds = torch.arange(slots) % 6
+    words = torch.full((slots, 5, 4), -1, dtype=torch.int32)
+    for word in range(5):
+        length = 1 + word % 3
+        words[:, word, -length:] = torch.randint(0, vocab, (slots, length)).int()
+    neutral = torch.tensor([1.0, 0.0, 0.0])
+    random = torch.rand(slots, 3) + 0.5
+    table = {
+        "prompt_lens": torch.randint(1, 20, (slots,)).int(),
+        "only_listed": (kinds == 3).int(),
+        "num_listed": torch.where((kinds == 2) | (kinds == 3) | (kinds == 5), 6, 0).int(),
+        "num_words": torch.where(kinds >= 4, 5, 0).int(),
+        "penalties": torch.where(((kinds == 1) | (kinds == 5))[:, None], random, neutral),
+        "listed": torch.stack([torch.randperm(vocab)[:6] for _ in range(slots)]).int(),
+        "until": torch.randint(0, 40, (slots, 6)).int(),
+        "bias": torch.randn(slots, 6) * 5,
+        "words": words,
+    }
+    return EditTable(**{name: tensor.to(device) for name, tensor in table.items()})
 
 
 def paged_rows(

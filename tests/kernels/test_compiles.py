@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from kernel_cases import paged_rows
+from kernel_cases import edit_table, paged_rows
 from offline_compile import compiled_not_run
 
 from headrace.kernels.decode_attention import decode_attention
+from headrace.kernels.edit_logits import edit_logits
+from headrace.kernels.logprobs import logprobs
 from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
 from headrace.kernels.rope_cache import rope_and_cache
@@ -84,8 +86,21 @@ def test_sampling_compiles(
     assert len(compiled) == 1
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_edits_and_logprobs_compile(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    logits, ints = torch.zeros(2, 49_152, dtype=dtype), torch.ones(2, dtype=torch.int32)
+    pages, counts = torch.zeros(4, 32, dtype=torch.int32), torch.zeros(2, 49_152, dtype=torch.int32)
+    with compiled_not_run(monkeypatch) as compiled:
+        edit_logits(logits, ints, ints, ints, pages, ints[:, None], edit_table(2, 49_152), counts)
+        logprobs(logits, ints, ints.long(), ints, 20)
+    assert len(compiled) == 2
+
+
 def test_step_inputs_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     ints, longs = torch.ones(4, dtype=torch.int32), torch.ones(4, dtype=torch.int64)
     with compiled_not_run(monkeypatch) as compiled:
-        step_inputs(longs, ints, ints[:3], ints[:3], longs, torch.ones(4, 8, dtype=torch.int32), 32)
-    assert len(compiled) == 1
+        for pages in (None, torch.zeros(8, 32, dtype=torch.int32)):
+            step_inputs(
+                longs, ints, ints[:3], ints[:3], longs, torch.ones(4, 8, dtype=torch.int32), 32, pages
+            )
+    assert len(compiled) == 2

@@ -12,7 +12,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "operations", ["norm or silu or rope or step", "prefill or blocks", "decode", "sampling or filters"]
+    "operations",
+    [
+        "norm or silu or rope or step",
+        "prefill or blocks",
+        "decode",
+        "sampling or filters",
+        "edits or logprobs",
+    ],
 )
 def test_kernels_agree_with_their_references_in_the_interpreter(operations: str) -> None:
     # The interpreter is chosen when the kernels are imported, for the whole process: so in one of its own.
