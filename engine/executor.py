@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.engine.graphs import GraphCache
 from headrace.engine.plan import StepPlan
-from headrace.engine.runner import ModelRunner
+from headrace.engine.runner import ModelRunner, Sampled
 
 
 class StepHandle(Protocol):
@@ -19,6 +19,9 @@ class StepHandle(Protocol):
 
     def tokens(self) -> NDArray[np.int64]:
         """[K] sampled tokens in the order of the plan's sample rows; waits for the step."""
+
+    def logprobs(self) -> NDArray[np.int32] | None:
+        """What the plan's logprob rows asked for, packed as in ``Sampled``; waits for the step."""
 
 
 class Executor(Protocol):
@@ -44,14 +47,20 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    host: Tensor
+    host: Sampled
     done: torch.cuda.Event | None
 
     def tokens(self) -> NDArray[np.int64]:
         if self.done is not None:
             self.done.synchronize()
-        tokens: NDArray[np.int64] = self.host.numpy()
+        tokens: NDArray[np.int64] = self.host.tokens.numpy()
         return tokens
+
+    def logprobs(self) -> NDArray[np.int32] | None:
+        if self.done is not None:
+            self.done.synchronize()
+        packed = self.host.logprobs
+        return None if packed is None else packed.numpy()
 
 
 class LocalExecutor:
@@ -68,9 +77,9 @@ class LocalExecutor:
             return _Handle(self.runner.run(plan), None)
         begin, submitted_at = _event(self.timings is not None), time.perf_counter()
         graph = self.graphs is not None and self.graphs.fits(plan)
-        tokens = self.graphs.run(plan) if self.graphs is not None and graph else self.runner.run(plan)
-        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
+        sampled = self.graphs.run(plan) if self.graphs is not None and graph else self.runner.run(plan)
+        logprobs = None if sampled.logprobs is None else _to_host(sampled.logprobs)
+        host = Sampled(_to_host(sampled.tokens), logprobs)
         end = _event(self.timings is not None)
         if self.timings is not None:
             launched_at = time.perf_counter()
@@ -87,6 +96,11 @@ class LocalExecutor:
                 )
             )
         return _Handle(host, end)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def _event(timed: bool) -> torch.cuda.Event:

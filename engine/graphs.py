@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
-from headrace.engine.runner import ModelRunner, StepShape
+from headrace.engine.runner import ModelRunner, Sampled, StepShape
 from headrace.kernels.shared_prefix import SharedPrefixes
 
 _ROW_FIELDS = (
@@ -88,7 +88,7 @@ class GraphCache:
         )
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Tensor:
+    def run(self, plan: StepPlan) -> Sampled:
         """As ModelRunner.run, for a plan that fits."""
         runner, rows = self.runner, len(plan.slots)
         runner.update_sampling(plan.sampling)

@@ -8,10 +8,13 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from headrace.engine.edits import edits_of
 from headrace.engine.errors import InvalidRequest
 from headrace.engine.request import ModelInfo, Request, SamplingParams
 from headrace.engine.sequence import Sequence
 from headrace.engine.slots import MAX_STOP_IDS
+
+MAX_LOGPROBS = 20
 
 
 def refuse_duplicates(requests: SequenceOf[Request], running: Container[str]) -> None:
@@ -38,6 +41,7 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
             code="context_length_exceeded",
         )
     params = _resolve(request.sampling, info)
+    _check_token_ids(params, info.vocab_size)
     stops = (() if params.ignore_eos else info.eos_ids) + params.stop_token_ids
     if len(stops) > MAX_STOP_IDS:
         raise InvalidRequest(
@@ -53,6 +57,7 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
         added_at=time.monotonic(),
         tokens=prompt.astype(np.int32),
         stop_ids=np.array(stops, dtype=np.int32),
+        edits=edits_of(params, len(prompt), stops),
     )
 
 
@@ -69,6 +74,7 @@ def _resolve(params: SamplingParams, info: ModelInfo) -> SamplingParams:
         top_p=pick("top_p", params.top_p, 1.0),
         top_k=int(pick("top_k", params.top_k, 0)),
         min_p=pick("min_p", params.min_p, 0.0),
+        repetition_penalty=pick("repetition_penalty", params.repetition_penalty, 1.0),
     )
     _check_ranges(resolved)
     return resolved
@@ -88,6 +94,28 @@ def _check_ranges(params: SamplingParams) -> None:
         params.max_tokens is None or params.max_tokens >= 1, "max_tokens", "max_tokens must be at least 1"
     )
     _require(params.min_tokens >= 0, "min_tokens", "min_tokens must be 0 or more")
+    repetition = params.repetition_penalty
+    assert repetition is not None
+    _require(0 < repetition < float("inf"), "repetition_penalty", "repetition_penalty must be above 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _require(abs(getattr(params, name)) < float("inf"), name, f"{name} must be a finite number")
+    wanted = params.logprobs
+    _require(
+        wanted is None or 0 <= wanted <= MAX_LOGPROBS, "logprobs", f"logprobs must lie in [0, {MAX_LOGPROBS}]"
+    )
+
+
+def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    allowed, words = params.allowed_token_ids, params.bad_words
+    _require(allowed is None or len(allowed) > 0, "allowed_token_ids", "allowed_token_ids must not be empty")
+    _require(all(words), "bad_words", "bad_words must hold at least one token each")
+    for param, ids in (
+        ("logit_bias", [token for token, _ in params.logit_bias]),
+        ("allowed_token_ids", allowed or ()),
+        ("bad_words", [token for word in words for token in word]),
+    ):
+        inside = all(0 <= token < vocab_size for token in ids)
+        _require(inside, param, f"the token ids of {param} must lie in [0, {vocab_size})")
 
 
 def _require(condition: bool, param: str, message: str) -> None:

@@ -1,16 +1,19 @@
 """What a step does, as arrays that could be sent to several executors. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.engine.edits import Edits
 
 Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of slots that got a new sequence: one line each."""
+    """Sampling parameters of slots that got a new sequence: one line each. edits: of those slots that have any."""
 
     slots: Ints
     temperature: NDArray[np.float32]
@@ -18,6 +21,7 @@ class SamplingRows:
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
     seeds: NDArray[np.int64]
+    edits: Sequence[tuple[int, Edits]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class StepPlan:
     group_start, group_rows, group_keys: [G] runs of decode rows that share their first ``group_keys`` keys (whole
     blocks): attention may read those once for the run.
     sampling: lines to set in the slot table before the step. all_greedy, no_filters: what the sampler may skip.
+    edited: [E] of the sample rows (indices into them), those whose logits are edited. logprob_rows, logprob_counts: [L]
+    those that want log-probabilities, and of how many of the likeliest tokens.
     """
 
     number: int
@@ -52,6 +58,9 @@ class StepPlan:
     sampling: SamplingRows
     all_greedy: bool
     no_filters: bool
+    edited: Ints
+    logprob_rows: Ints
+    logprob_counts: Ints
 
     @property
     def num_tokens(self) -> int:

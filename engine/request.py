@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended. Names are OpenAI's; ``abort`` is ours."""
@@ -21,7 +24,13 @@ class SamplingParams:
     min_p in [0, 1] (default 0). max_tokens: at most this many new tokens (default: what the context leaves).
     min_tokens: no stop before this many. seed: any 64-bit integer; without one it is made from the request's id, so
     a replayed job gives the same answer. stop_token_ids: end the sequence besides the model's own end tokens.
-    ignore_eos: do not stop at the model's end tokens.
+    ignore_eos: do not stop at the model's end tokens. include_stop: keep the token that ended the sequence.
+
+    repetition_penalty > 0 (default 1.0) divides positive logits, and multiplies others, of all tokens in prompt and
+    answer; presence_penalty and frequency_penalty are subtracted from those in the answer, once and as often as they
+    stand there. logit_bias: (token id, what is added to its logit) pairs. allowed_token_ids: no other may come.
+    bad_words: token sequences that may not be completed, whether they begin in the prompt or in the answer.
+    logprobs: report log-probabilities, of the chosen tokens and this many of the likeliest (0 is the chosen alone).
     """
 
     temperature: float | None = None
@@ -33,6 +42,14 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    include_stop: bool = False
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +87,26 @@ class ModelInfo:
     sampling: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """Log-probabilities of T tokens under the model's own logits, before any option changes those.
+
+    chosen: [T]. top_ids, top: [T, n], the likeliest tokens of each place, falling.
+    """
+
+    chosen: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top: NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """How one request ended.
 
-    token_ids: the generated ids, the stop token left out. stop_reason: the stop token's id when one of
+    token_ids: the generated ids, the stop token left out unless ``include_stop``. stop_reason: the stop token's id when one of
     ``stop_token_ids`` ended it. cached_tokens: prompt tokens taken from the prefix cache at first admission.
     preemptions: times it was recomputed. Times are seconds from ``add``: queued until first scheduled, first token
-    sampled, finished.
+    sampled, finished. logprobs: of ``token_ids``, where asked for.
     """
 
     id: str
@@ -90,6 +119,7 @@ class Completion:
     queued_s: float
     first_token_s: float
     total_s: float
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

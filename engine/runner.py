@@ -12,13 +12,30 @@ import torch
 from torch import Tensor
 
 from headrace.engine.kv_cache import KVCache, StepContext
+from headrace.engine.logit_edits import LogitEdits
 from headrace.engine.models.decoder import Model
 from headrace.engine.plan import SamplingRows, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.staging import Staging
+from headrace.kernels.logprobs import logprobs
 from headrace.kernels.sample import sample
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.step_inputs import step_inputs
+
+EDITED_AT_ONCE = 256
+"""Rows whose logits are edited together: their copies in fp32 are bounded so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step chose. tokens: [K] int64, in the order of ``StepPlan.sample_rows``.
+
+    logprobs: [L, 1 + 2 W] int32, a line for each of ``StepPlan.logprob_rows`` (W: the most that one of them wants): the
+    bits of the chosen token's, then id and bits of each of the likeliest tokens. None where no row wants any.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +51,7 @@ class ModelRunner:
     """Executes plans in the order given. S slots, M blocks a slot at most.
 
     The slot table has one line more than there are slots: padding rows of a captured graph work on that one.
+    token_pages: the tokens whose keys and values the cache's blocks hold, for options that look at what was said.
     """
 
     def __init__(self, model: Model, kv: KVCache, max_slots: int, max_context: int) -> None:
@@ -56,10 +74,12 @@ class ModelRunner:
         self.top_p = per_slot(torch.float32)
         self.min_p = per_slot(torch.float32)
         self.seeds = per_slot(torch.int64)
+        self.token_pages = torch.zeros(kv.num_blocks, kv.block_size, dtype=torch.int32, device=self.device)
+        self._edits: LogitEdits | None = None
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Tensor:
-        """Sampled tokens, [K] int64 on the device, in the order of ``plan.sample_rows``."""
+    def run(self, plan: StepPlan) -> Sampled:
+        """What the step's sample rows chose, on the device."""
         self.update_sampling(plan.sampling)
         query_start = np.zeros(len(plan.slots) + 1, np.int32)
         np.cumsum(plan.query_lens, out=query_start[1:])
@@ -81,7 +101,7 @@ class ModelRunner:
         shape = StepShape(plan.num_decodes, plan.max_query_len, plan.max_context_len)
         hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape, shared)
         if not len(rows):
-            return torch.empty(0, dtype=torch.int64, device=self.device)
+            return Sampled(torch.empty(0, dtype=torch.int64, device=self.device))
         logits = self.model.logits(hidden[at.long()])
         return self.sample(logits, lines.long(), ends.long(), plan)
 
@@ -104,6 +124,7 @@ class ModelRunner:
             self.last_tokens,
             self.block_tables,
             self.kv.block_size,
+            self.token_pages,
         )
         config = self.model.config
         context = StepContext(
@@ -124,17 +145,47 @@ class ModelRunner:
         )
         return self.model.forward(ids, positions, context)
 
-    def sample(self, logits: Tensor, lines: Tensor, positions: Tensor, plan: StepPlan) -> Tensor:
-        """One token for each line of the slot table, remembered there; [K] int64.
+    def sample(self, logits: Tensor, lines: Tensor, positions: Tensor, plan: StepPlan) -> Sampled:
+        """One token for each line of the slot table, remembered there.
 
         logits: [K, V]. lines, positions: [K] int64; positions are those that the new tokens will take.
         """
-        tokens = sample(
+        if len(plan.edited) < len(lines):
+            tokens = self._choose(logits, lines, positions, plan)
+        else:
+            tokens = torch.empty_like(lines)
+        if len(plan.edited):
+            self._choose_edited(logits, lines, positions, plan, tokens)
+        self.last_tokens[lines] = tokens
+        return Sampled(tokens, self._logprobs(logits, tokens, plan) if len(plan.logprob_rows) else None)
+
+    def _choose(self, logits: Tensor, lines: Tensor, positions: Tensor, plan: StepPlan) -> Tensor:
+        return sample(
             logits, self.temperature[lines], self.top_k[lines], self.top_p[lines], self.min_p[lines],
             self.seeds[lines], positions, all_greedy=plan.all_greedy, no_filters=plan.no_filters,
         )  # fmt: skip
-        self.last_tokens[lines] = tokens
-        return tokens
+
+    def _choose_edited(
+        self, logits: Tensor, lines: Tensor, positions: Tensor, plan: StepPlan, tokens: Tensor
+    ) -> None:
+        """Choose the tokens of the rows that edit their logits, and put them among ``tokens``."""
+        assert self._edits is not None, "a row edits its logits, but no sequence has brought edits"
+        (edited,) = self.staging.upload([plan.edited])
+        for rows in torch.split(edited, EDITED_AT_ONCE):
+            at = rows.long()
+            slots, lengths = lines[at], positions[at]
+            changed = self._edits.apply(
+                logits, rows, slots.int(), lengths.int(), self.token_pages, self.block_tables
+            )
+            tokens[at] = self._choose(changed, slots, lengths, plan)
+
+    def _logprobs(self, logits: Tensor, tokens: Tensor, plan: StepPlan) -> Tensor:
+        rows, counts = self.staging.upload([plan.logprob_rows, plan.logprob_counts])
+        width = int(plan.logprob_counts.max())
+        values, ids = logprobs(logits, rows, tokens, counts, width)
+        bits = values.view(torch.int32)
+        likeliest = torch.stack((ids, bits[:, 1:]), dim=2).view(len(rows), 2 * width)
+        return torch.cat((bits[:, :1], likeliest), dim=1)
 
     def update_sampling(self, rows: SamplingRows) -> None:
         """Set the sampling parameters of slots that got a new sequence."""
@@ -150,3 +201,8 @@ class ModelRunner:
         self.top_p[lines] = top_p.view(torch.float32)
         self.min_p[lines] = min_p.view(torch.float32)
         self.seeds[lines] = seeds.view(torch.int64)
+        if rows.edits:
+            if self._edits is None:
+                vocab = self.model.config.vocab_size
+                self._edits = LogitEdits(self.max_slots + 1, vocab, self.staging)
+            self._edits.set(rows.edits)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.engine.block_pool import BlockPool
 from headrace.engine.plan import Ints, SamplingRows, StepPlan
 from headrace.engine.prefix_tree import PrefixTree
-from headrace.engine.request import Completion, EngineStats, FinishReason
+from headrace.engine.request import Completion, EngineStats, FinishReason, Logprobs
 from headrace.engine.sequence import Sequence, SequenceStatus
 from headrace.engine.sharers import NO_GROUPS, Sharers
 from headrace.engine.slots import Slots
@@ -157,9 +157,16 @@ class Scheduler:
             return None
         return self._plan(decodes, np.array(chunks.slots, np.int32), np.array(chunks.lens, np.int32))
 
-    def retire(self, plan: StepPlan, tokens: NDArray[np.int64]) -> StepOutput:
-        """Take in the sampled tokens of a finished step, [K] in the order of ``plan.sample_rows``."""
+    def retire(
+        self, plan: StepPlan, tokens: NDArray[np.int64], logprobs: NDArray[np.int32] | None = None
+    ) -> StepOutput:
+        """Take in the sampled tokens of a finished step, [K] in the order of ``plan.sample_rows``.
+
+        logprobs: those of ``plan.logprob_rows``, a line for each as ``Sequence.logprobs`` keeps them.
+        """
         s, slots = self.slots, plan.slots[plan.sample_rows]
+        if logprobs is not None:
+            self._note_logprobs(plan, slots, logprobs)
         same = s.epoch[slots] == plan.epochs
         for i in np.flatnonzero(~same).tolist():
             self._retire_leaver((int(slots[i]), int(plan.epochs[i])), int(tokens[i]))
@@ -357,6 +364,9 @@ class Scheduler:
         s.computed[slots] += lens
         sample_rows = np.flatnonzero(s.computed[slots] == s.known[slots]).astype(np.int32)
         sampled = slots[sample_rows]
+        wanted = s.logprobs[sampled]
+        logprob_rows = np.flatnonzero(wanted >= 0).astype(np.int32)
+        edited = np.flatnonzero(s.known[sampled] < s.edited_before[sampled]).astype(np.int32)
         s.known[sampled] += 1
         s.in_flight[sampled] += 1
         self._steps += 1
@@ -380,6 +390,9 @@ class Scheduler:
             sampling=_sampling_rows(seated),
             all_greedy=bool(s.greedy[sampled].all()),
             no_filters=not s.filtered[sampled].any(),
+            edited=edited,
+            logprob_rows=logprob_rows,
+            logprob_counts=wanted[logprob_rows],
         )
 
     # -- making way ---------------------------------------------------------------------------------------------
@@ -455,7 +468,7 @@ class Scheduler:
         del self._by_id[seq.id]
         now = self._clock()
         generated = seq.tokens[seq.prompt_len : keep].tolist()
-        if stop_token is not None:
+        if stop_token is not None and not seq.request.sampling.include_stop:
             generated = generated[:-1]
         named = stop_token is not None and stop_token in seq.request.sampling.stop_token_ids
         self._ended.completions.append(
@@ -470,6 +483,7 @@ class Scheduler:
                 queued_s=(seq.scheduled_at or now) - seq.added_at,
                 first_token_s=(seq.first_token_at or now) - seq.added_at,
                 total_s=now - seq.added_at,
+                logprobs=_logprobs(seq, len(generated)),
             )
         )
 
@@ -494,6 +508,17 @@ class Scheduler:
         elif len(seq.tokens) >= seq.limit:
             self._end(seq, FinishReason.LENGTH)
 
+    def _note_logprobs(self, plan: StepPlan, slots: Ints, logprobs: NDArray[np.int32]) -> None:
+        """Hand each line to its sequence, wherever it is by now; those of sequences that have ended are dropped."""
+        rows = plan.logprob_rows
+        for slot, epoch, line in zip(
+            slots[rows].tolist(), plan.epochs[rows].tolist(), logprobs.copy(), strict=True
+        ):
+            here = self.slots.epoch[slot] == epoch
+            seq = self.slots.sequence[slot] if here else self._leavers.get((slot, epoch))
+            if seq is not None:
+                seq.logprobs.append(line)
+
     def _note_first_tokens(self, slots: Ints) -> None:
         s = self.slots
         for slot in slots[s.unsampled[slots]].tolist():
@@ -506,6 +531,18 @@ class Scheduler:
         seq = self.slots.sequence[slot]
         assert seq is not None, "an empty slot was scheduled"
         return seq
+
+
+def _logprobs(seq: Sequence, count: int) -> Logprobs | None:
+    """The first ``count`` lines of a sequence's log-probabilities."""
+    wanted = seq.request.sampling.logprobs
+    if wanted is None:
+        return None
+    lines = np.array([line[: 1 + 2 * wanted] for line in seq.logprobs[:count]], np.int32).reshape(
+        count, 1 + 2 * wanted
+    )
+    values = lines.view(np.float32)
+    return Logprobs(values[:, 0].copy(), lines[:, 1::2].copy(), values[:, 2::2].copy())
 
 
 def _joined(parts: list[Ints]) -> Ints:
@@ -521,4 +558,5 @@ def _sampling_rows(sequences: list[Sequence]) -> SamplingRows:
         top_p=np.array([1.0 if p.top_p is None else p.top_p for p in params], np.float32),
         min_p=np.array([p.min_p or 0.0 for p in params], np.float32),
         seeds=np.array([seq.seed for seq in sequences], np.int64),
+        edits=[(seq.slot, seq.edits) for seq in sequences if seq.edits],
     )

@@ -6,6 +6,7 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.edits import Edits
 from headrace.engine.prefix_tree import Node
 from headrace.engine.request import Request
 
@@ -25,7 +26,8 @@ class Sequence:
     tokens: prompt and generated ids known on the host, when not running (the slot's line holds them while it runs).
     limit: the most tokens it may ever have, prompt included. in_flight: samples launched but not read back yet when
     it left its slot. displaced: preemptions that made room for a more urgent newcomer. nodes: the prefix tree's node of
-    each full block so far, None where the block is another's; tail: number of the last one.
+    each full block so far, None where the block is another's; tail: number of the last one. edits: what it changes about
+    its logits. logprobs: for each token read back, [chosen, id, logprob, id, logprob...] as int32 bits, where asked for.
     """
 
     request: Request
@@ -45,6 +47,8 @@ class Sequence:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     stop_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    edits: Edits | None = None
+    logprobs: list[NDArray[np.int32]] = field(default_factory=list)
 
     @property
     def id(self) -> str:

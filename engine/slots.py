@@ -36,6 +36,8 @@ class Slots:
         self.unsampled = np.zeros(max_slots, dtype=bool)
         self.greedy = np.zeros(max_slots, dtype=bool)
         self.filtered = np.zeros(max_slots, dtype=bool)
+        self.edited_before = np.zeros(max_slots, dtype=np.int32)
+        self.logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.priority = np.zeros(max_slots, dtype=np.int32)
         self.arrival = np.zeros(max_slots, dtype=np.int64)
         self.stop_ids = np.full((max_slots, MAX_STOP_IDS), -1, dtype=np.int32)
@@ -71,6 +73,8 @@ class Slots:
         self.unsampled[slot] = True
         self.greedy[slot] = params.temperature == 0
         self.filtered[slot] = bool(params.top_k) or (params.top_p or 1.0) < 1.0 or bool(params.min_p)
+        self.edited_before[slot] = seq.edits.last_position if seq.edits else 0
+        self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.priority[slot] = seq.request.priority
         self.arrival[slot] = seq.arrival
         self.stop_ids[slot] = -1

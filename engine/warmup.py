@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from headrace.engine.edits import edits_of
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.models.decoder import Model
 from headrace.engine.plan import SamplingRows, StepPlan
+from headrace.engine.request import SamplingParams
 from headrace.engine.runner import ModelRunner
 
 
@@ -20,14 +22,14 @@ def peak_bytes(model: Model, block_size: int, max_slots: int, max_batched_tokens
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    for plan in (_plan([max_batched_tokens]), _plan([1] * max_slots)):
+    for plan in (_plan([max_batched_tokens]), _plan([1] * max_slots), _plan([1] * max_slots, options=True)):
         runner.run(plan)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 
 
 def compile_kernels(runner: ModelRunner) -> None:
-    """Run every kind of step once: prefill alone, decode alone, both; greedy, sampled, filtered."""
+    """Run every kind of step once: prefill alone, decode alone, both; greedy, sampled, filtered; with and without options."""
     for plan in _kinds(runner):
         runner.run(plan)
     torch.cuda.synchronize()
@@ -42,13 +44,23 @@ def _kinds(runner: ModelRunner) -> Iterator[StepPlan]:
     for rows in (4, 1024):  # few rows have their keys split, many do not
         yield _plan([1] * min(rows, runner.max_slots), starts=min(600, room - 1), shared=runner.kv.block_size)
     for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)):
-        yield _plan([1], temperature=temperature, top_p=top_p)
+        for options in (False, True):
+            yield _plan([1], temperature=temperature, top_p=top_p, options=options)
 
 
 def _plan(
-    query_lens: Sequence[int], temperature: float = 1.0, top_p: float = 1.0, starts: int = 0, shared: int = 0
+    query_lens: Sequence[int],
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    starts: int = 0,
+    shared: int = 0,
+    options: bool = False,
 ) -> StepPlan:
-    """Rows of these lengths from position ``starts``, all in the first block, the first ``shared`` keys in common."""
+    """Rows of these lengths from position ``starts``, all in the first block, the first ``shared`` keys in common.
+
+    options: the logits of all rows are edited, and log-probabilities wanted of all.
+    """
+    edits = edits_of(SamplingParams(presence_penalty=1.0), 1, ()) if options else None
     lens = np.array(query_lens, np.int32)
     rows = np.arange(len(lens), dtype=np.int32)
     none = np.empty(0, np.int32)
@@ -74,7 +86,11 @@ def _plan(
             top_p=np.full(1, top_p, np.float32),
             min_p=np.zeros(1, np.float32),
             seeds=np.zeros(1, np.int64),
+            edits=[(slot, edits) for slot in rows.tolist()] if edits else (),
         ),
         all_greedy=temperature == 0,
         no_filters=top_p == 1,
+        edited=rows if options else none,
+        logprob_rows=rows if options else none,
+        logprob_counts=np.ones(len(rows), np.int32) if options else none,
     )

@@ -17,7 +17,7 @@ _REQUIRED = (
     "num_attention_heads",
     "max_position_embeddings",
 )
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # Features that change the numbers: a config that sets one is refused, since ignoring it would answer wrongly.
 _UNSUPPORTED = (
     "quantization_config",
@@ -52,7 +52,7 @@ class ModelConfig:
     """A dense decoder. Sizes are in elements, lengths in tokens.
 
     max_context: the longest sequence, prompt and answer together. eos_ids: every id that ends a sequence.
-    sampling: generation_config's temperature, top_p, top_k, min_p, as far as it sets them.
+    sampling: generation_config's temperature, top_p, top_k, min_p, repetition_penalty, as far as it sets them.
     """
 
     architecture: str
