@@ -1,6 +1,6 @@
 """A producer that waits when its buffer is full, and knows which records did not arrive."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -30,19 +30,27 @@ class Outbox:
         self._failures = 0
         self._reason = ""
 
-    def send(self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+    ) -> None:
         """Hand one record over, waiting while the buffer is full. Raises DeliveryFailed for any earlier record."""
         while True:
             if self._failures:
                 self._raise()
             try:
-                self._producer.produce(topic, value, key, headers=headers, on_delivery=self._delivered)
+                self._producer.produce(topic, value, key, headers=list(headers), on_delivery=self._delivered)
                 self._producer.poll(0)
                 return
             except BufferError:
                 self._producer.poll(0.1)
             except KafkaException as error:
-                raise DeliveryFailed(error.args[0].str(), 1, [key.decode("utf-8", "replace")]) from None
+                raise DeliveryFailed(
+                    error.args[0].str(), 1, [(key or b"").decode("utf-8", "replace")]
+                ) from None
 
     def flush(self) -> None:
         """Wait until Kafka has everything, or has given up on it. Raises DeliveryFailed."""

@@ -17,6 +17,7 @@ from headrace.schemas import (
     Topics,
     Unparsable,
     UnreadableResult,
+    dead_letter_source,
     parse_control,
 )
 from headrace.schemas import topics as names
@@ -49,7 +50,7 @@ class Follower:
         self._opened_ms: int | None = None
         self._runs: set[tuple[UUID, int]] = set()
         self._ids: set[UUID] = set()
-        self._rejected: set[tuple[int | None, int | None]] = set()
+        self._rejected: set[tuple[str, int, int]] = set()
 
     def results(self, idle_timeout: float | None) -> Iterator[JobResult]:
         """New results until the batch is complete, or none came for ``idle_timeout`` seconds."""
@@ -122,8 +123,7 @@ class Follower:
         elif self._is_ours(message):
             if message.topic() == self._topics.results:
                 return self._take_result(message)
-            if dict(message.headers() or ()).get(names.DEAD_CODE) in _REJECTING:
-                self._rejected.add((message.partition(), message.offset()))
+            self._take_dead_letter(message)
         return None
 
     def _take_control(self, message: Message) -> None:
@@ -150,6 +150,14 @@ class Follower:
         self._runs.add((result.id, result.run))
         self._ids.add(result.id)
         return result
+
+    def _take_dead_letter(self, message: Message) -> None:
+        """A letter may be there twice, so what counts is where its record came from."""
+        headers = message.headers() or []
+        if dict(headers).get(names.DEAD_CODE) in _REJECTING:
+            source = dead_letter_source(headers)
+            letter = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
+            self._rejected.add((source.topic, source.partition, source.offset) if source else letter)
 
     def _is_ours(self, message: Message) -> bool:
         headers = dict(message.headers() or ())

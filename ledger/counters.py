@@ -109,17 +109,31 @@ class Tally:
             self._add(change, running=-change.started)
             self._end(change)
 
+    def reopened(self, changes: Iterable[Change]) -> None:
+        """Take back how jobs ended, given as they were: they are queued again."""
+        for change in changes:
+            self._end(change, -1)
+
     def rejected(self, rows: Iterable[RejectionRow]) -> None:
         """Count rejected records against the batches that they name."""
-        for row in rows:
-            if row.batch_id is not None:
-                self.batches[row.tenant, row.batch_id]["rejected"] += 1
+        self._reject(((row.tenant, row.batch_id) for row in rows), 1)
 
-    def _end(self, change: Change) -> None:
+    def taken_back(self, batches: Iterable[tuple[str, str | None]]) -> None:
+        """Take back rejections, given by the batches that they count against."""
+        self._reject(batches, -1)
+
+    def _reject(self, batches: Iterable[tuple[str, str | None]], sign: int) -> None:
+        for tenant, batch_id in batches:
+            if batch_id is not None:
+                self.batches[tenant, batch_id]["rejected"] += sign
+
+    def _end(self, change: Change, sign: int = 1) -> None:
         tokens = {
-            name: getattr(change, name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
+            name: sign * getattr(change, name)
+            for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
         }
-        self._add(change, finished=change.jobs, **{STATES[change.state]: change.jobs}, **tokens)
+        ended = sign * change.jobs
+        self._add(change, finished=ended, **{STATES[change.state]: ended}, **tokens)
 
     def _add(self, change: Change, **counts: int) -> None:
         self.tiers[change.pool, change.tier, change.minute].update(counts)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from datetime import date, timedelta
 from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from headrace.ledger import batches, partitions, queries, workers
+from headrace.ledger import batches, letters, partitions, queries, workers
 from headrace.ledger.attempts import begin, end
 from headrace.ledger.database import Database
 from headrace.ledger.errors import RowRefused
 from headrace.ledger.finish import as_refused, finish
 from headrace.ledger.lookup import lookup
 from headrace.ledger.record import cleaned, record, reject, rejection
+from headrace.ledger.reopen import reopen
 from headrace.ledger.retention import drain, retire
 from headrace.ledger.rows import (
     AttemptRow,
@@ -24,6 +25,7 @@ from headrace.ledger.rows import (
     Finished,
     JobRow,
     JobStatus,
+    Letter,
     OutcomeRow,
     RejectionRow,
     StoredJob,
@@ -31,7 +33,7 @@ from headrace.ledger.rows import (
     TierBacklog,
 )
 from headrace.ledger.staging import bisect, first_by
-from headrace.schemas import ControlMessage, ErrorCode
+from headrace.schemas import ControlMessage, ErrorCode, JobState
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class Ledger:
             first = {job.id: job.content_sha for job in unique} if len(unique) < len(wanted) else {}
             wanted = [job for job in wanted if job.content_sha != first.get(job.id, job.content_sha)]
         self.reject([*rejections, *unwanted])
+        self.reopen([job for job in jobs if job.run > 1])
         return new
 
     def reject(self, rejections: Sequence[RejectionRow]) -> int:
@@ -101,6 +104,15 @@ class Ledger:
 
         rows = [cleaned(row) for row in rejections]
         return sum(bisect(lambda part: self._run(reject, part), rows, refused))
+
+    def reopen(self, rows: Sequence[JobRow | RejectionRow]) -> int:
+        """Open ended jobs, and take back rejections, for the run that the rows ask for; return how many did.
+
+        A job is opened if it is terminal in the run before and has this content: then it is `queued` in this run, its
+        attempts start at 1 again, and the counters take back how it ended. Whatever else a row may find is left as it
+        is, so saying it twice does no harm.
+        """
+        return self._run(reopen, first_by(_place_of, rows)) if rows else 0
 
     def apply_control(self, messages: Sequence[ControlMessage]) -> None:
         """Open and close batches, and note cancels; in any order, any number of times.
@@ -219,6 +231,13 @@ class Ledger:
             yield from page
             after = page[-1].id
 
+    def ended(self, tenant: str, batch_id: str, states: Collection[JobState]) -> Iterator[list[JobRow]]:
+        """The batch's jobs that ended in these states, each with the run that ended; in pages, in id order."""
+        after: UUID | None = None
+        while page := self._run(queries.ended_page, tenant, batch_id, states, after):
+            yield page
+            after = page[-1].id
+
     def rejections(self, tenant: str, batch_id: str) -> list[RejectionRow]:
         """The batch's rejected records in source order."""
         return self._run(queries.rejections, tenant, batch_id)
@@ -226,6 +245,17 @@ class Ledger:
     def backlog(self) -> list[TierBacklog]:
         """What waits and runs, for each pool and tier."""
         return self._run(queries.backlog)
+
+    # --- dead letters ------------------------------------------------------------------------------------------
+
+    def settle(self, dead: Collection[Letter], how: str) -> None:
+        """Note that these dead letters are dealt with: `replayed` or `dropped`."""
+        if dead:
+            self._run(letters.settle, dead, how)
+
+    def settled(self, topic: str) -> dict[Letter, str]:
+        """The dead letters of a topic that are dealt with, and how."""
+        return self._run(letters.settled, topic)
 
     # --- upkeep ------------------------------------------------------------------------------------------------
 
@@ -250,6 +280,10 @@ class Ledger:
 
 def _id_of(job: JobRow) -> UUID:
     return job.id
+
+
+def _place_of(row: JobRow | RejectionRow) -> Hashable:
+    return row.id if isinstance(row, JobRow) else (row.src_topic, row.src_partition, row.src_offset)
 
 
 def _out_of_range(job: JobRow) -> RejectionRow:

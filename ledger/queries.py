@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from uuid import UUID
 
 from psycopg import sql
@@ -12,6 +13,7 @@ from headrace.ledger.database import Rows
 from headrace.ledger.rows import (
     BatchProgress,
     BatchState,
+    JobRow,
     JobStatus,
     RejectionRow,
     StoredResult,
@@ -20,6 +22,9 @@ from headrace.ledger.rows import (
 from headrace.schemas import JobState
 
 PAGE = 1000
+ENDED_PAGE = (
+    20_000  # a page is read back from Kafka in the order of its offsets: the larger, the fewer the detours
+)
 
 _RESULTS = """
 SELECT jobs.id, jobs.run, jobs.custom_id, jobs.state, results.body::text, results.uri
@@ -68,12 +73,29 @@ def _result(
     return StoredResult(id, run, custom_id, STATES[state], body.encode(), uri)
 
 
+_ENDED = """
+SELECT id, tenant, tier, content_sha, src_topic, src_partition, src_offset, submitted_at, pool, job_id, batch_id,
+       custom_id, model, deadline, run
+FROM jobs WHERE tenant = %s AND batch_id = %s AND id > %s AND state = ANY(%s) ORDER BY id LIMIT %s
+"""
+
+
+def ended_page(
+    cursor: Rows, tenant: str, batch_id: str, states: Collection[JobState], after: UUID | None
+) -> list[JobRow]:
+    """The next jobs of a batch that ended in one of these states, in id order, each with the run that ended."""
+    named = cursor.connection.cursor(row_factory=kwargs_row(JobRow))
+    codes = [state.code for state in states]
+    named.execute(_ENDED, (tenant, batch_id, after or UUID(int=0), codes, ENDED_PAGE))
+    return named.fetchall()
+
+
 def rejections(cursor: Rows, tenant: str, batch_id: str) -> list[RejectionRow]:
     """The batch's rejected records, in source order."""
     named = cursor.connection.cursor(row_factory=kwargs_row(RejectionRow))
     named.execute(
-        "SELECT src_topic, src_partition, src_offset, tenant, code, message, batch_id, custom_id FROM rejections"
-        " WHERE tenant = %s AND batch_id = %s ORDER BY src_topic, src_partition, src_offset",
+        "SELECT src_topic, src_partition, src_offset, tenant, code, message, batch_id, custom_id, run"
+        " FROM rejections WHERE tenant = %s AND batch_id = %s AND NOT reopened ORDER BY src_topic, src_partition, src_offset",
         (tenant, batch_id),
     )
     return named.fetchall()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
+from headrace.ledger.reopen import take_back
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
 from headrace.schemas import ErrorCode, JobState, clean_text
@@ -18,9 +19,13 @@ _DUPLICATES = """
 SELECT incoming.id FROM incoming JOIN jobs USING (id) WHERE jobs.content_sha <> incoming.content_sha
 """
 
+# A rejection that was taken back may come again, in the run that it was taken back for.
 _REJECT = """
-INSERT INTO rejections (src_topic, src_partition, src_offset, tenant, batch_id, custom_id, code, message)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+INSERT INTO rejections (src_topic, src_partition, src_offset, tenant, batch_id, custom_id, code, message, run)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (src_topic, src_partition, src_offset) DO UPDATE SET
+    tenant = excluded.tenant, batch_id = excluded.batch_id, custom_id = excluded.custom_id,
+    code = excluded.code, message = excluded.message, rejected_at = now(), reopened = false
+WHERE rejections.reopened AND rejections.run = excluded.run
 RETURNING src_topic, src_partition, src_offset
 """
 
@@ -51,8 +56,9 @@ def _insert_rejections(cursor: Rows, rejections: Sequence[RejectionRow], tally: 
     by_source = {(row.src_topic, row.src_partition, row.src_offset): row for row in rejections}
     if not by_source:
         return 0
+    take_back(cursor, by_source.values(), tally)
     values = [
-        (*source, row.tenant, row.batch_id, row.custom_id, row.code, row.message)
+        (*source, row.tenant, row.batch_id, row.custom_id, row.code, row.message, row.run)
         for source, row in sorted(by_source.items())
     ]
     cursor.executemany(_REJECT, values, returning=True)
@@ -72,6 +78,7 @@ def rejection(job: JobRow, code: ErrorCode, message: str) -> RejectionRow:
         message,
         job.batch_id,
         job.custom_id,
+        job.run,
     )
 
 

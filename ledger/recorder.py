@@ -28,6 +28,7 @@ from headrace.schemas import (
     Unparsable,
     parse_control,
     parse_envelope,
+    source_of,
 )
 
 log = logging.getLogger(__name__)
@@ -164,16 +165,17 @@ class Recorder:
                 _note(error)
                 continue
             topic, partition, offset = message.topic(), message.partition(), message.offset()
+            headers = message.headers()
+            source = source_of(headers, topic, partition, offset, message.timestamp()[1])
             bulk.behind[topic, partition] = offset + 1
             try:
                 if topic == self._control:
                     bulk.control.append(parse_control(message.value()))
                 else:
-                    source = Source(topic, partition, offset, message.timestamp()[1])
-                    envelope = parse_envelope(message.value(), message.headers(), source)
+                    envelope = parse_envelope(message.value(), headers, source)
                     bulk.jobs.append(self._job(envelope, source))
             except Unparsable as error:
-                bulk.rejections.append(_rejection(error, topic, partition, offset))
+                bulk.rejections.append(_rejection(error, source))
         return bulk
 
     def _job(self, envelope: Envelope, source: Source) -> JobRow:
@@ -196,9 +198,17 @@ class Recorder:
             log.warning("upkeep has to wait: %s", error)
 
 
-def _rejection(error: Unparsable, topic: str, partition: int, offset: int) -> RejectionRow:
+def _rejection(error: Unparsable, source: Source) -> RejectionRow:
     return RejectionRow(
-        topic, partition, offset, error.tenant, error.code, error.message, error.batch_id, error.custom_id
+        source.topic,
+        source.partition,
+        source.offset,
+        error.tenant,
+        error.code,
+        error.message,
+        error.batch_id,
+        error.custom_id,
+        source.run,
     )
 
 

@@ -25,6 +25,7 @@ _OLD = (
     "DELETE FROM workers WHERE alive_until < now() - %s",
     "DELETE FROM cancels WHERE asked_at < now() - %s",
     "DELETE FROM rejections WHERE rejected_at < now() - %s",
+    "DELETE FROM settled_letters WHERE settled_at < now() - %s",
 )
 
 # Writers are kept out for the moment it takes, so that no count is lost between the sum and the delete.

@@ -17,7 +17,10 @@ from headrace.schemas import Envelope, JobState, Source
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as it was submitted: what the recorder and the workers both know of it."""
+    """A job as it was submitted: what the recorder and the workers both know of it.
+
+    `run` is the one that its record asks for: 1, or the next for a record that was sent again (see `reopen`).
+    """
 
     id: UUID
     tenant: str
@@ -33,6 +36,7 @@ class JobRow:
     custom_id: str | None = None
     model: str | None = None
     deadline: datetime | None = None
+    run: int = 1
 
     @classmethod
     def of(cls, envelope: Envelope, source: Source, tier: str, pool: str) -> JobRow:
@@ -52,6 +56,7 @@ class JobRow:
             custom_id=envelope.custom_id,
             model=envelope.model,
             deadline=envelope.deadline,
+            run=source.run,
         )
 
 
@@ -59,7 +64,8 @@ class JobRow:
 class RejectionRow:
     """A record that became no job: unparsable, a duplicate with other content, an id outside the days kept.
 
-    Its key is where it came from, so the recorder and a worker may both report it and it counts once.
+    Its key is where it came from, so the recorder and a worker may both report it and it counts once. `run` is as for
+    a job: a record that was rejected and sent again is rejected anew only in that run.
     """
 
     src_topic: str
@@ -70,6 +76,7 @@ class RejectionRow:
     message: str = ""
     batch_id: str | None = None
     custom_id: str | None = None
+    run: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +261,13 @@ class TierBacklog:
     queued: int
     running: int
     oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter's place on its topic, and the time of its record: a topic made again has other letters there."""
+
+    topic: str
+    partition: int
+    offset: int
+    written_at: datetime

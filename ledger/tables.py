@@ -180,8 +180,30 @@ rejections = Table(
     Column("code", Text, nullable=False),
     Column("message", Text, nullable=False),
     _now("rejected_at"),
+    Column("run", Integer, nullable=False, server_default=text("1")),
+    Column(
+        "reopened",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="its record was sent again, for this run: it does not count",
+    ),
     PrimaryKeyConstraint("src_topic", "src_partition", "src_offset"),
     Index(None, "tenant", "batch_id"),
+)
+
+settled_letters = Table(
+    "settled_letters",
+    metadata,
+    Column("topic", Text),
+    Column("partition", Integer, autoincrement=False),
+    Column("offset", BigInteger, autoincrement=False),
+    Column(
+        "written_at", DateTime(timezone=True), comment="a topic made again has other letters in its places"
+    ),
+    Column("how", Text, nullable=False, comment="replayed or dropped"),
+    _now("settled_at"),
+    PrimaryKeyConstraint("topic", "partition", "offset", "written_at"),
 )
 
 PARTITIONED = (jobs, results, attempts)

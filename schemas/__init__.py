@@ -16,6 +16,7 @@ from headrace.schemas.envelope import Envelope, Headers, parse_envelope
 from headrace.schemas.errors import ErrorCode, InvalidJob, Outcome, SchemaError, Unparsable
 from headrace.schemas.ids import Source, job_key, named_key, uuid7
 from headrace.schemas.job import JobKind, Message, PromptJob, encode_job, parse_job
+from headrace.schemas.replay import dead_letter_source, repeat_headers, source_of
 from headrace.schemas.result import (
     Choice,
     JobError,
@@ -57,11 +58,14 @@ __all__ = [
     "Usage",
     "clean_json",
     "clean_text",
+    "dead_letter_source",
     "encode_job",
     "job_key",
     "named_key",
     "parse_control",
     "parse_envelope",
     "parse_job",
+    "repeat_headers",
+    "source_of",
     "uuid7",
 ]

@@ -7,12 +7,14 @@ from headrace.schemas.topics import Topics
 
 _FORMAT = "application/schema+json;version=draft-2020-12"
 _ADDRESSING = (topics.TENANT, topics.JOB_ID, topics.BATCH_ID, topics.CUSTOM_ID, topics.DEADLINE)
+_REPEAT_HEADERS = (topics.RUN, topics.REPLAY_OF)
 _RESULT_HEADERS = (topics.TENANT, topics.BATCH_ID, topics.CUSTOM_ID)
 _DEAD_HEADERS = (
     topics.DEAD_TOPIC,
     topics.DEAD_PARTITION,
     topics.DEAD_OFFSET,
     topics.DEAD_TIMESTAMP,
+    topics.DEAD_RUN,
     topics.DEAD_CODE,
     topics.DEAD_MESSAGE,
 )
@@ -90,8 +92,10 @@ def _operation(action: str, channel: str, summary: str) -> dict[str, Any]:
 def _messages() -> dict[str, Any]:
     key = "The job's id, or whatever the producer likes: it spreads records, and nothing reads it."
     return {
-        "PromptJob": _message("prompt_job", "A prompt to answer.", _ADDRESSING, key),
-        "BatchLine": _message("batch_line", "A line of OpenAI's batch format.", _ADDRESSING, key),
+        "PromptJob": _message("prompt_job", "A prompt to answer.", (*_ADDRESSING, *_REPEAT_HEADERS), key),
+        "BatchLine": _message(
+            "batch_line", "A line of OpenAI's batch format.", (*_ADDRESSING, *_REPEAT_HEADERS), key
+        ),
         "JobResult": _message("job_result", "How a run of a job ended.", _RESULT_HEADERS, "The job's id."),
         **{
             name: _message(

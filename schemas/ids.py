@@ -35,7 +35,7 @@ class Source:
 
     timestamp_ms: the record's timestamp, milliseconds since the epoch (-1: none). topic_id: the topic's own UUID, where
     the reader knows it; a topic that is deleted and made again then does not repeat ids. All readers of one topic must
-    agree on whether they give it.
+    agree on whether they give it. run: which run of its job the record asks for; more than 1 where it was sent again.
     """
 
     topic: str
@@ -43,6 +43,7 @@ class Source:
     offset: int
     timestamp_ms: int
     topic_id: str | None = None
+    run: int = 1
 
 
 def job_key(tenant: str, job_id: str | None, source: Source, idempotency_key: str | None = None) -> UUID:

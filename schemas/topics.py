@@ -14,11 +14,17 @@ BATCH_ID = "headrace-batch-id"
 CUSTOM_ID = "headrace-custom-id"
 DEADLINE = "headrace-deadline"
 
+# On a record sent once more: which run of its job it asks for, and the place (partition/offset/timestamp in its topic)
+# of the record that it repeats.
+RUN = "headrace-run"
+REPLAY_OF = "headrace-replay-of"
+
 # On dead letters: where the record came from, and why it is there.
 DEAD_TOPIC = "headrace-dead-topic"
 DEAD_PARTITION = "headrace-dead-partition"
 DEAD_OFFSET = "headrace-dead-offset"
 DEAD_TIMESTAMP = "headrace-dead-timestamp"
+DEAD_RUN = "headrace-dead-run"
 DEAD_CODE = "headrace-dead-code"
 DEAD_MESSAGE = "headrace-dead-message"
 

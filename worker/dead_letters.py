@@ -3,21 +3,32 @@
 from headrace.ledger import JobRow, RejectionRow
 from headrace.schemas import topics
 from headrace.worker.consumer import Delivery
+from headrace.worker.job import source_of_delivery
 from headrace.worker.publisher import Headers, Publication
 
 MOST_MESSAGE_CHARS = 1000
 
 
 def dead_letter(
-    topic: str, delivery: Delivery, row: JobRow | RejectionRow, code: str, message: str, about: object
+    topic: str,
+    delivery: Delivery,
+    row: JobRow | RejectionRow,
+    run: int,
+    code: str,
+    message: str,
+    about: object,
 ) -> Publication:
-    """The dead letter of one record; its own headers stay, whose it is and why it is here are added."""
-    place = delivery.assignment
+    """The dead letter of one record; its own headers stay, whose it is and why it is here are added.
+
+    A record that was sent again comes from where the first one lay: that is the place the job table knows.
+    """
+    source = source_of_delivery(delivery)
     why: Headers = [
-        (topics.DEAD_TOPIC, place.topic.encode()),
-        (topics.DEAD_PARTITION, b"%d" % place.partition),
-        (topics.DEAD_OFFSET, b"%d" % delivery.offset),
-        (topics.DEAD_TIMESTAMP, b"%d" % delivery.timestamp_ms),
+        (topics.DEAD_TOPIC, source.topic.encode()),
+        (topics.DEAD_PARTITION, b"%d" % source.partition),
+        (topics.DEAD_OFFSET, b"%d" % source.offset),
+        (topics.DEAD_TIMESTAMP, b"%d" % source.timestamp_ms),
+        (topics.DEAD_RUN, b"%d" % run),
         (topics.DEAD_CODE, code.encode()),
         (topics.DEAD_MESSAGE, message[:MOST_MESSAGE_CHARS].encode("utf-8", "replace")),
     ]

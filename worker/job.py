@@ -15,6 +15,7 @@ from headrace.schemas import (
     Source,
     Unparsable,
     parse_job,
+    source_of,
 )
 from headrace.worker import translate
 from headrace.worker.consumer import Delivery
@@ -72,6 +73,10 @@ class Job:
         """Whether every record of it belongs to another consumer now."""
         return all(delivery.assignment.revoked for delivery in self.deliveries)
 
+    def in_run(self, run: int) -> bool:
+        """Whether its present run is the one asked for, or a later one."""
+        return run <= max(self.run, self.row.run)
+
     def expired(self, now: float) -> bool:
         """Whether its deadline has passed; ``now`` in seconds since the epoch."""
         return self.deadline_s is not None and self.deadline_s <= now
@@ -87,8 +92,7 @@ class Rejection:
 
 def read(delivery: Delivery, pool: str, models: frozenset[str]) -> Job | Rejection:
     """What a record is. Never raises: a bad record is one of the two answers."""
-    place = delivery.assignment
-    source = Source(place.topic, place.partition, delivery.offset, delivery.timestamp_ms)
+    place, source = delivery.assignment, source_of_delivery(delivery)
     try:
         request = parse_job(delivery.value, delivery.headers, source)
     except Unparsable as error:
@@ -108,6 +112,12 @@ def read(delivery: Delivery, pool: str, models: frozenset[str]) -> Job | Rejecti
     return _job(row, envelope, delivery, request, _unknown_model(request, models))
 
 
+def source_of_delivery(delivery: Delivery) -> Source:
+    """Where the record lies, or for one that was sent again where the first one lay."""
+    place = delivery.assignment
+    return source_of(delivery.headers, place.topic, place.partition, delivery.offset, delivery.timestamp_ms)
+
+
 def reject(
     delivery: Delivery,
     code: str,
@@ -117,9 +127,17 @@ def reject(
     custom_id: str | None = None,
 ) -> Rejection:
     """The rejection of one record."""
-    place = delivery.assignment
+    source = source_of_delivery(delivery)
     row = RejectionRow(
-        place.topic, place.partition, delivery.offset, tenant, str(code), message, batch_id, custom_id
+        source.topic,
+        source.partition,
+        source.offset,
+        tenant,
+        str(code),
+        message,
+        batch_id,
+        custom_id,
+        source.run,
     )
     return Rejection(delivery, row)
 

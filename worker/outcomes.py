@@ -162,13 +162,13 @@ class Outcomes:
             job.unconfirmed += 1
             why, record = job.dead_letter, job.deliveries[0]
             self._publisher.put(
-                dead_letter(self._config.topics.dead, record, job.row, why.code, why.message, job)
+                dead_letter(self._config.topics.dead, record, job.row, job.run, why.code, why.message, job)
             )
 
     def _publish_rejection(self, rejection: Rejection) -> None:
         row, record = rejection.row, rejection.delivery
         self._publisher.put(
-            dead_letter(self._config.topics.dead, record, row, row.code, row.message, rejection)
+            dead_letter(self._config.topics.dead, record, row, row.run, row.code, row.message, rejection)
         )
 
     def _note_confirmed(self, about: Job | Rejection) -> None:

@@ -170,9 +170,9 @@ class Worker:
         if held is job:
             self._watch_deadline(job)
             self._look_up(job)
-        elif held.row.content_sha == job.row.content_sha:
+        elif held.row.content_sha == job.row.content_sha and held.in_run(job.row.run):
             held.deliveries += job.deliveries
-        else:  # once the first has ended, the table says which of the two is the job
+        else:  # once the first has ended, the table says which of the two is the job, or opens the next run
             self._park(job, time.time() + LOOK_AGAIN_S)
 
     def _watch_deadline(self, job: Job) -> None:
@@ -186,6 +186,8 @@ class Worker:
     def _call_lookup(self, jobs: list[Job]) -> dict[UUID, StoredJob]:
         """Ids that the table has no day for are left out."""
         rows = [job.row for job in jobs if self._ledger.keeps(job.row.id)]
+        if sent_again := [row for row in rows if row.run > 1]:
+            self._ledger.reopen(sent_again)
         return self._ledger.lookup(rows, self._config.name)
 
     # --- 2. what the table says -------------------------------------------------------------------------------------

@@ -77,11 +77,16 @@ def quiet_kafka(settings: "Settings") -> dict[str, Any]:
     return {"log_level": 0, **settings.kafka}
 
 
+def kafka_client(settings: "Settings") -> dict[str, Any]:
+    """librdkafka's properties for a client of one command."""
+    return {"bootstrap.servers": bootstrap_servers(settings), **quiet_kafka(settings)}
+
+
 def admin(settings: "Settings") -> Any:
     """An AdminClient of confluent-kafka."""
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient({"bootstrap.servers": bootstrap_servers(settings), **quiet_kafka(settings)})
+    return AdminClient(kafka_client(settings))
 
 
 def topics(settings: "Settings") -> "Topics":

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli import doctor, files, jobs, ledger, local, serve, topics
+from headrace.cli import dlq, doctor, files, jobs, ledger, local, retry, serve, topics
 from headrace.cli.errors import translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import show_failure
@@ -58,5 +58,5 @@ def root(
     """Queue-driven batch inference: prompts in on Kafka, answers out on Kafka and in Postgres."""
 
 
-for module in (jobs, serve, ledger, topics, files, doctor, local):
+for module in (jobs, retry, dlq, serve, ledger, topics, files, doctor, local):
     module.register(app)

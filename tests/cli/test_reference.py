@@ -21,6 +21,7 @@ def test_every_command_has_a_section() -> None:
         "status",
         "results",
         "cancel",
+        "retry",
         "worker",
         "recorder",
         "migrate",
@@ -28,7 +29,15 @@ def test_every_command_has_a_section() -> None:
         "convert",
         "doctor",
     ]
-    assert sections >= {*expected, "topics create", "topics describe", "local up", "local run", "local demo"}
+    assert sections >= {
+        *expected,
+        "topics create",
+        "topics describe",
+        "local up",
+        "local run",
+        "local demo",
+        "dlq replay",
+    }
 
 
 def test_every_exit_code_is_listed() -> None:

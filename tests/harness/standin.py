@@ -6,6 +6,7 @@ submitted to a worker in another process is scripted too:
     ``fail:CODE``      ends with that error, final
     ``flaky:N``        fails with a retriable error the first N times it is tried by this engine object
     ``slow:SECONDS``   takes that long
+    ``fail-unless:PATH``, ``die-unless:PATH``  the same as fail and die, until the file PATH exists
     ``die``            the engine dies with all it holds
     ``die-once:PATH``  the engine dies, unless the file PATH exists; it is created first
     anything else      is answered with ``echo: <prompt>``
@@ -103,7 +104,11 @@ class StandInEngine:
     def _outcome(self, request: TextRequest, elapsed: float) -> TextCompletion:
         command, _, argument = _text(request).partition(":")
         self.tries[request.id] += 1
-        if command == "die" or (command == "die-once" and _first_time(argument)):
+        broken = command.endswith("-unless") and not Path(argument).exists()
+        if command == "fail-unless" and broken:
+            return _error(request, RequestError("no_good", "scripted to fail until it is mended"))
+        dies = command == "die" or (command == "die-unless" and broken)
+        if dies or (command == "die-once" and _first_time(argument)):
             self.kill()
             self._check()
         if command == "fail":

@@ -59,7 +59,7 @@ def test_migrations_and_code_give_the_same_views_and_partitioning(database_url: 
 
 
 def test_every_migration_can_be_taken_back(empty_url: str) -> None:
-    revisions = ["0001", "0002", "0003"]
+    revisions = ["0001", "0002", "0003", "0004"]
     for revision in revisions:
         ledger.migrate(empty_url, revision)
     ledger.migrate(empty_url)
@@ -85,7 +85,7 @@ def test_check_says_what_is_missing(empty_url: str, database_url: str) -> None:
     ledger.migrate(empty_url, "0002")
     (told,) = ledger.check(empty_url)
     assert "0002" in told
-    assert "0003" in told
+    assert "0004" in told
     (told,) = ledger.check("postgresql://nobody@127.0.0.1:1/nothing")
     assert "DATABASE_URL" in told
 
@@ -123,4 +123,4 @@ def test_migrating_a_server_that_is_away_says_so() -> None:
 def test_alembic_runs_from_its_own_command_line(empty_url: str) -> None:
     command = [sys.executable, "-m", "alembic", "-x", f"url={empty_url}", "upgrade", "head"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert query(empty_url, "SELECT version_num FROM alembic_version") == [("0003",)]
+    assert query(empty_url, "SELECT version_num FROM alembic_version") == [("0004",)]

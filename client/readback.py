@@ -1,0 +1,107 @@
+"""Reading records back from where they lie, and whole topics to their end."""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from headrace.client.errors import BrokerUnreachable, TopicMissing
+
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+
+_PATIENCE_S = 20.0
+# A partition between two leaders, or just made.
+_SOON_OVER = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
+_JUMP = 2000  # records between two wanted ones beyond which a seek is quicker than reading on
+
+
+def read_back(kafka: Mapping[str, Any], places: Iterable[Place]) -> Iterator[Message]:
+    """The records at these places, by partition and offset. Those that are not there (any more) are left out.
+
+    kafka: librdkafka's properties, ``bootstrap.servers`` among them. Raises BrokerUnreachable.
+    """
+    wanted: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for topic, partition, offset in places:
+        wanted[topic, partition].add(offset)
+    with closing(_consumer(kafka)) as consumer:
+        for (topic, partition), offsets in sorted(wanted.items()):
+            yield from _read_partition(consumer, TopicPartition(topic, partition), sorted(offsets))
+
+
+def read_all(kafka: Mapping[str, Any], topic: str) -> Iterator[Message]:
+    """Every record of a topic up to its present end, partition by partition. Raises BrokerUnreachable, TopicMissing."""
+    with closing(_consumer({**kafka, "auto.offset.reset": "earliest"})) as consumer:
+        try:
+            known = consumer.list_topics(topic, timeout=_PATIENCE_S).topics[topic]
+        except KafkaException as error:
+            raise BrokerUnreachable(f"Kafka does not answer: {error.args[0].str()}") from None
+        if known.error is not None:
+            raise TopicMissing(f"topic {topic} does not exist; `headrace topics create` makes it")
+        for partition in sorted(known.partitions):
+            consumer.assign([TopicPartition(topic, partition, 0)])
+            while (message := _next(consumer)) is not None:
+                yield message
+
+
+def _read_partition(consumer: Consumer, at: TopicPartition, offsets: list[int]) -> Iterator[Message]:
+    first = _first_offset(consumer, at)
+    left = deque(offset for offset in offsets if first is not None and offset >= first)
+    if not left:
+        return
+    consumer.assign([TopicPartition(at.topic, at.partition, left[0])])
+    while left and (message := _next(consumer)) is not None:
+        here: int = message.offset()
+        while left and left[0] < here:  # compacted away
+            left.popleft()
+        if left and left[0] == here:
+            left.popleft()
+            yield message
+        if left and left[0] - here > _JUMP:
+            consumer.seek(TopicPartition(at.topic, at.partition, left[0]))
+
+
+def _first_offset(consumer: Consumer, at: TopicPartition) -> int | None:
+    """The oldest offset kept; None where there is no such partition."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            first: int = consumer.get_watermark_offsets(at, timeout=_PATIENCE_S)[0]
+            return first
+        except KafkaException as error:
+            cause = error.args[0]
+            if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+                return None
+            if cause.code() not in _SOON_OVER or time.monotonic() > until:
+                raise BrokerUnreachable(f"Kafka does not answer: {cause.str()}") from None
+        time.sleep(0.1)
+
+
+def _next(consumer: Consumer) -> Message | None:
+    """The next record; None at the end of the partition, and beyond it."""
+    message = consumer.poll(_PATIENCE_S)
+    if message is None:
+        raise BrokerUnreachable(f"Kafka has sent nothing for {_PATIENCE_S:g} s")
+    error = message.error()
+    if error is None:
+        return message
+    if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+        return None
+    raise BrokerUnreachable(error.str())
+
+
+def _consumer(kafka: Mapping[str, Any]) -> Consumer:
+    """A consumer of no group: it is assigned by hand and commits nothing."""
+    return Consumer(
+        {
+            "auto.offset.reset": "error",
+            **kafka,
+            "group.id": f"headrace-readback-{uuid4()}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )

@@ -1,0 +1,306 @@
+"""`headrace dlq`: dead letters, looked at, sent back or put away."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import context
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.output import Json, emit, fields, note, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from confluent_kafka import Message
+
+    from headrace.client.dead_letters import DeadLetter
+    from headrace.ledger import JobRow, Ledger, Letter, RejectionRow
+    from headrace.schemas import Source
+    from headrace.settings import Settings
+
+PANEL = "Prompts"
+
+group = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay, drop.")
+
+Letters = Annotated[
+    list[str] | None, typer.Argument(metavar="[LETTER]...", help="As `headrace dlq list` names them.")
+]
+Batch = Annotated[
+    str | None, typer.Option(help="Those of this batch, of whatever tenant.", show_default=False)
+]
+Code = Annotated[str | None, typer.Option(help="Those with this error code.", show_default=False)]
+Every = Annotated[bool, typer.Option("--every", help="All that are open.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's group."""
+    app.add_typer(group, name="dlq", rich_help_panel=PANEL)
+
+
+@dataclass
+class Case:
+    """One record that died, and its letters: mostly one, more where a worker was killed just after it wrote one."""
+
+    letters: "list[DeadLetter]"
+    settled: str | None = None
+
+    @property
+    def last(self) -> "DeadLetter":
+        """The letter that stands for the case."""
+        return self.letters[-1]
+
+
+@group.command("list")
+def list_(
+    batch: Batch = None,
+    code: Code = None,
+    settled: Annotated[bool, typer.Option("--all", help="Also those that were replayed or dropped.")] = False,
+    json: Json = False,
+) -> None:
+    """List the dead letters that nobody has dealt with yet, oldest first."""
+    settings = context.load_settings()
+    with context.open_ledger(settings) as ledger:
+        cases = [each for each in _cases(settings, ledger, batch, code) if settled or not each.settled]
+    if json:
+        emit([_as_json(case) for case in cases])
+        return
+    columns = ("letter", "written", "code", "from", "tenant", "batch", "custom id", "run", "settled")
+    table(columns, map(_line, cases))
+
+
+@group.command()
+def show(
+    letter: Annotated[str, typer.Argument(metavar="LETTER", help="As `headrace dlq list` names it.")],
+    value: Annotated[bool, typer.Option("--value", help="Only the record's bytes, as they came.")] = False,
+    json: Json = False,
+) -> None:
+    """Show one dead letter: why it is there, its headers, and the record as it came, prompt and all."""
+    import sys
+
+    settings = context.load_settings()
+    (message,) = _read(settings, [_place(settings, letter)])
+    body: bytes = message.value() or b""
+    if value:
+        sys.stdout.buffer.write(body)
+        return
+    headers = {name: (given or b"").decode("utf-8", "replace") for name, given in message.headers() or ()}
+    shown: dict[str, Any] = {"letter": letter, **headers, "bytes": len(body)}
+    if json:
+        emit({**shown, "value": body.decode("utf-8", "replace")})
+    else:
+        fields({**shown, "value": body.decode("utf-8", "backslashreplace")})
+
+
+@group.command()
+def replay(
+    letters: Letters = None, batch: Batch = None, code: Code = None, every: Every = False, json: Json = False
+) -> None:
+    """Send dead letters back to the topic they came from, as the next run of their jobs.
+
+    The bytes are those that came. Jobs that have been run again since are left alone.
+    """
+    settings = context.load_settings()
+    with context.open_ledger(settings) as ledger:
+        chosen = _choose(settings, ledger, letters, batch, code, every)
+        sent = _send_back(settings, ledger, chosen)
+    if json:
+        emit({"replayed": sent, "passed_over": len(chosen) - sent})
+    else:
+        passed = (
+            f", {len(chosen) - sent} passed over: they have been run again since"
+            if sent < len(chosen)
+            else ""
+        )
+        note(f"{sent} dead letters sent back{passed}.")
+
+
+@group.command()
+def drop(
+    letters: Letters = None, batch: Batch = None, code: Code = None, every: Every = False, json: Json = False
+) -> None:
+    """Mark dead letters as dealt with: they are listed no more. The records stay on their topic until it forgets them."""
+    settings = context.load_settings()
+    with context.open_ledger(settings) as ledger:
+        chosen = _choose(settings, ledger, letters, batch, code, every)
+        ledger.settle(_marks(chosen), "dropped")
+    if json:
+        emit({"dropped": len(chosen)})
+    else:
+        note(f"{len(chosen)} dead letters dropped.")
+
+
+def _cases(settings: "Settings", ledger: "Ledger", batch: str | None, code: str | None) -> list[Case]:
+    """All dead letters that fit, by the record that died, oldest first."""
+    from headrace.client.dead_letters import dead_letters
+
+    topic = context.topics(settings).dead
+    settled = ledger.settled(topic)
+    cases: dict[object, Case] = {}
+    for letter in dead_letters(context.kafka_client(settings), topic):
+        if batch in (None, letter.batch_id) and code in (None, letter.code):
+            case = cases.setdefault(letter.source or letter, Case([]))
+            case.letters.append(letter)
+            case.settled = case.settled or settled.get(_mark(letter))
+    return sorted(cases.values(), key=lambda case: case.last.written_at)
+
+
+def _choose(
+    settings: "Settings",
+    ledger: "Ledger",
+    names: list[str] | None,
+    batch: str | None,
+    code: str | None,
+    every: bool,
+) -> list[Case]:
+    """The open cases that the command line means."""
+    if not (names or batch or code or every):
+        raise Failure(Exit.USAGE, "No dead letter is named.", "Name some, or say --batch, --code or --every.")
+    cases = _cases(settings, ledger, batch, code)
+    if not names:
+        return [case for case in cases if not case.settled]
+    by_name = {letter.name: case for case in cases for letter in case.letters}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise Failure(
+            Exit.NOT_FOUND, f"There is no dead letter {', '.join(missing)}.", "See `headrace dlq list`."
+        )
+    return list({id(by_name[name]): by_name[name] for name in names}.values())
+
+
+CHUNK = 1000
+
+
+def _send_back(settings: "Settings", ledger: "Ledger", cases: list[Case]) -> int:
+    """Send the records back and mark their letters; returns how many were sent."""
+    from headrace.client.repeater import Repeater
+
+    foreign = [case.last.name for case in cases if case.last.source is None]
+    if foreign:
+        raise Failure(
+            Exit.REFUSED,
+            f"No worker wrote {', '.join(foreign)}: nothing says where it came from.",
+            "Drop it, or send its bytes yourself (`headrace dlq show --value`).",
+        )
+    sent = 0
+    with Repeater(context.kafka_client(settings)) as repeater:
+        for start in range(0, len(cases), CHUNK):
+            part = {
+                (case.last.topic, case.last.partition, case.last.offset): case
+                for case in cases[start : start + CHUNK]
+            }
+            rows = []
+            for message in _read(settings, part):
+                case = part[str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)]
+                source = _next_source(case.last)
+                row = _row(message, source)
+                if not _has_run_again(ledger, row, case.last):
+                    repeater.send(message, source)
+                    rows.append(row)
+            repeater.flush()
+            ledger.reopen(rows)
+            ledger.settle(_marks(part.values()), "replayed")
+            sent += len(rows)
+    return sent
+
+
+def _next_source(letter: "DeadLetter") -> "Source":
+    from headrace.client.repeater import next_run
+
+    assert letter.source is not None
+    return next_run(letter.source)
+
+
+def _row(message: "Message", source: "Source") -> "JobRow | RejectionRow":
+    """What the job table calls this record: a job, or a rejection at its place."""
+    from headrace.ledger import JobRow, RejectionRow
+    from headrace.schemas import Unparsable, parse_envelope
+
+    try:
+        envelope = parse_envelope(message.value(), message.headers(), source)
+    except Unparsable as error:
+        return RejectionRow(
+            source.topic, source.partition, source.offset, error.tenant, error.code, run=source.run
+        )
+    return JobRow.of(envelope, source, tier=source.topic.rpartition(".")[2], pool="")
+
+
+def _has_run_again(ledger: "Ledger", row: "JobRow | RejectionRow", letter: "DeadLetter") -> bool:
+    """Whether the job died in a run that is not its latest. A rejected record has no job, or another's."""
+    from headrace.ledger import JobRow
+    from headrace.schemas import ErrorCode
+
+    if not isinstance(row, JobRow) or letter.code != ErrorCode.ENGINE_FAILURE:
+        return False
+    status = ledger.job(row.id)
+    return status is not None and status.run >= row.run
+
+
+def _read(settings: "Settings", places: "Iterable[tuple[str, int, int]]") -> "list[Message]":
+    """The records at these places. Raises Failure if the topic has one no more."""
+    from headrace.client.readback import read_back
+
+    wanted = list(places)
+    found = list(read_back(context.kafka_client(settings), wanted))
+    if len(found) < len(wanted):
+        there = {(message.topic(), message.partition(), message.offset()) for message in found}
+        missing = ", ".join(
+            f"{partition}:{offset}"
+            for topic, partition, offset in wanted
+            if (topic, partition, offset) not in there
+        )
+        raise Failure(Exit.NOT_FOUND, f"There is no dead letter {missing}.", "See `headrace dlq list`.")
+    return found
+
+
+def _place(settings: "Settings", name: str) -> tuple[str, int, int]:
+    partition, colon, offset = name.partition(":")
+    if not colon or not partition.isdecimal() or not offset.isdecimal():
+        raise Failure(Exit.USAGE, f"{name!r} names no dead letter.", "Write partition:offset, such as 0:17.")
+    return context.topics(settings).dead, int(partition), int(offset)
+
+
+def _marks(cases: "Iterable[Case]") -> "list[Letter]":
+    return [_mark(letter) for case in cases for letter in case.letters]
+
+
+def _mark(letter: "DeadLetter") -> "Letter":
+    from headrace.ledger import Letter
+
+    return Letter(letter.topic, letter.partition, letter.offset, letter.written_at)
+
+
+def _line(case: Case) -> tuple[object, ...]:
+    letter, source = case.last, case.last.source
+    place = None if source is None else f"{source.topic}[{source.partition}]@{source.offset}"
+    run = None if source is None else source.run
+    when = f"{letter.written_at:%Y-%m-%d %H:%M:%S}"
+    return (
+        letter.name,
+        when,
+        letter.code,
+        place,
+        letter.tenant,
+        letter.batch_id,
+        letter.custom_id,
+        run,
+        case.settled,
+    )
+
+
+def _as_json(case: Case) -> dict[str, Any]:
+    letter, source = case.last, case.last.source
+    return {
+        "letter": letter.name,
+        "written_at": letter.written_at,
+        "code": letter.code,
+        "message": letter.message,
+        "source": source and {"topic": source.topic, "partition": source.partition, "offset": source.offset},
+        "run": source and source.run,
+        "tenant": letter.tenant,
+        "batch_id": letter.batch_id,
+        "custom_id": letter.custom_id,
+        "bytes": letter.size,
+        "settled": case.settled,
+    }

@@ -1,0 +1,111 @@
+"""`headrace retry`: jobs that have ended, run again from the records they came in."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import context
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.jobs import PANEL, Tenant
+from headrace.cli.output import Json, emit, note
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from headrace.client.repeater import Repeater
+    from headrace.ledger import JobRow, Ledger
+    from headrace.schemas import JobState, Source
+    from headrace.settings import Settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command(rich_help_panel=PANEL)(retry)
+
+
+def retry(
+    batch: Annotated[str, typer.Argument(metavar="BATCH", help="A batch.")],
+    failed_only: Annotated[
+        bool,
+        typer.Option("--failed-only/--all", help="Only jobs that failed, or all that have ended."),
+    ] = True,
+    tenant: Tenant = None,
+    json: Json = False,
+) -> None:
+    """Run jobs of a batch again, each as the next run of the same job.
+
+    Their prompts are read back from Kafka. Deadlines and cancels still hold. Where the topic no longer has a job's record
+    that job stays as it ended, the others run, and the command says so and ends with 3.
+    """
+    from headrace.schemas import JobState
+
+    settings = context.load_settings(tenant=tenant)
+    states = [JobState.FAILED] if failed_only else [state for state in JobState if state.terminal]
+    with context.open_ledger(settings) as ledger:
+        if ledger.batch(settings.tenant, batch) is None:
+            raise Failure(
+                Exit.NOT_FOUND, f"Nothing is known of a batch {batch!r} of tenant {settings.tenant!r}."
+            )
+        sent, gone = _run_again(settings, ledger, batch, states)
+    if json:
+        emit({"batch_id": batch, "sent_again": sent, "gone": [str(row.id) for row in gone]})
+    else:
+        note(f"{sent} jobs of batch {batch} run again.")
+    if gone:
+        raise Failure(Exit.NOT_FOUND, _not_there(gone), "Submit those again, as new jobs.")
+
+
+def _run_again(
+    settings: "Settings", ledger: "Ledger", batch: str, states: list["JobState"]
+) -> tuple[int, list["JobRow"]]:
+    """Send the jobs again and open their next run; returns how many, and those whose record is gone."""
+    from headrace.client.repeater import Repeater
+
+    sent, gone = 0, []
+    with Repeater(context.kafka_client(settings)) as repeater:
+        for page in ledger.ended(settings.tenant, batch, states):
+            found = _send_again(settings, repeater, page)
+            # After Kafka has them: a job opened for a record that never came would wait for ever. Recorder and workers
+            # do the same when they meet the record, so this only makes the next `headrace status` true at once.
+            repeater.flush()
+            ledger.reopen(found)
+            sent += len(found)
+            there = {row.id for row in found}
+            gone += [row for row in page if row.id not in there]
+    return sent, gone
+
+
+def _send_again(settings: "Settings", repeater: "Repeater", page: list["JobRow"]) -> list["JobRow"]:
+    from dataclasses import replace
+
+    from headrace.client.readback import read_back
+
+    rows = {(row.src_topic, row.src_partition, row.src_offset): row for row in page}
+    found = []
+    for message in read_back(context.kafka_client(settings), rows):
+        row = rows[str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)]
+        source = _source(message, row)
+        if source is not None:
+            repeater.send(message, source)
+            found.append(replace(row, run=source.run))
+    return found
+
+
+def _source(message: "Message", row: "JobRow") -> "Source | None":
+    """Where the job lay and the run it is to have; None if another record lies there now (a topic made again)."""
+    from headrace.schemas import Source, Unparsable, parse_envelope
+
+    source = Source(row.src_topic, row.src_partition, row.src_offset, message.timestamp()[1], run=row.run + 1)
+    try:
+        envelope = parse_envelope(message.value(), message.headers(), source)
+    except Unparsable:
+        return None
+    same = (envelope.id, envelope.content_sha) == (row.id, row.content_sha)
+    return source if same else None
+
+
+def _not_there(gone: list["JobRow"]) -> str:
+    first = gone[0]
+    place = f"{first.src_topic}[{first.src_partition}] at {first.src_offset}"
+    return f"{len(gone)} jobs cannot run again: their topic no longer has their records (the first: {first.id}, {place})."

@@ -1,0 +1,210 @@
+"""`headrace retry` and `headrace dlq` end to end: a broker, a job table, a recorder and workers."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pipeline import Pipeline, pipeline
+from typer.testing import CliRunner, Result
+
+from headrace.cli import app
+from headrace.cli.exits import Exit
+from headrace.ledger import Ledger
+from headrace.ledger.recorder import Recorder
+from headrace.schemas import BatchClosed, BatchOpened, JobState, topics
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def line(kafka: str, database_url: str) -> Iterator[Pipeline]:
+    with pipeline(kafka, database_url) as made:
+        yield made
+
+
+@pytest.fixture
+def recorder(line: Pipeline) -> Iterator[None]:
+    stop = threading.Event()
+    with Ledger(line.database_url) as ledger:
+        made = Recorder(line.bootstrap, line.topics, ledger)
+        thread = threading.Thread(target=made.run, args=(stop,))
+        thread.start()
+        yield
+        stop.set()
+        thread.join(30)
+
+
+@pytest.fixture
+def run(line: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", line.bootstrap)
+    monkeypatch.setenv("DATABASE_URL", line.database_url)
+    monkeypatch.setenv("HEADRACE_TOPIC_PREFIX", line.topics.prefix)
+    monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments)
+
+    return invoke
+
+
+def assert_books_balance(line: Pipeline) -> None:
+    """The batch's counters are the rows, and it is complete."""
+    line.wait_for(lambda: line.ledger.batch("default", "b").complete)
+    batch = line.ledger.batch("default", "b")
+    assert {state: getattr(batch, state) for state in JobState if getattr(batch, state)} == dict(
+        line.states()
+    )
+    assert batch.submitted + batch.rejected == batch.expected
+    rejected = line.query("SELECT count(*) FROM rejections WHERE NOT reopened")
+    assert rejected == [(batch.rejected,)]
+
+
+def send_batch(line: Pipeline, prompts: list[str], rejected: int = 0) -> None:
+    """A batch `b` of jobs that are named by their place alone, and records that are no jobs."""
+    line.control(BatchOpened(batch_id="b"))
+    for number, prompt in enumerate(prompts):
+        line.send({"prompt": prompt, "batch_id": "b", "custom_id": str(number)}, partition=number % 4)
+    for number in range(rejected):
+        line.send(b"{no json %d" % number, headers=[("headrace-batch-id", b"b"), ("x", b"y")], key=b"k")
+    line.producer.flush(20)
+    line.control(BatchClosed(batch_id="b", expected=len(prompts) + rejected))
+
+
+def test_failed_jobs_of_a_batch_run_again_as_their_next_run(
+    line: Pipeline, recorder: None, run: Run, tmp_path: Path
+) -> None:
+    mended = tmp_path / "mended"
+    send_batch(line, [f"fail-unless:{mended}" if n % 2 else f"prompt {n}" for n in range(20)])
+    line.start_worker()
+    line.wait_terminal(20)
+    assert_books_balance(line)
+    ids = set(line.rows())
+    assert line.states() == {"succeeded": 10, "failed": 10}
+
+    mended.touch()
+    told = json.loads(run("retry", "b", "--failed-only", "--json").stdout)
+    assert (told["sent_again"], told["gone"]) == (10, [])
+    line.wait_for(lambda: line.states() == {"succeeded": 20})
+
+    assert set(line.rows()) == ids
+    assert line.query("SELECT run, attempt, count(*) FROM jobs GROUP BY 1, 2 ORDER BY 1") == [
+        (1, 1, 10),
+        (2, 1, 10),
+    ]
+    assert_books_balance(line)
+    runs = [
+        (message.key(), json.loads(message.value())["run"]) for message in line.take(line.topics.results, 30)
+    ]
+    assert len(set(runs)) == 30
+    assert json.loads(run("retry", "b", "--json").stdout)["sent_again"] == 0
+
+
+def test_a_retry_that_no_worker_has_met_shows_at_once(line: Pipeline, recorder: None, run: Run) -> None:
+    send_batch(line, ["fail:no_good"])
+    worker = line.start_worker()
+    line.wait_terminal(1)
+    assert_books_balance(line)
+    worker.close()
+    assert run("retry", "b").exit_code == 0
+    status = json.loads(run("status", "b", "--json").stdout)
+    assert (status["state"], status["queued"], status["failed"]) == ("closed", 1, 0)
+
+
+def test_jobs_whose_records_are_gone_are_named_and_the_others_run(
+    line: Pipeline, recorder: None, run: Run
+) -> None:
+    send_batch(line, ["fail:no_good"] * 8)
+    line.start_worker()
+    line.wait_terminal(8)
+    line.wait_for(lambda: line.lag() == 0)
+    at = TopicPartition(line.topics.jobs("standard"), 1, -1)  # -1: up to its end
+    admin = AdminClient({"bootstrap.servers": line.bootstrap})  # lives until the answer is in
+    admin.delete_records([at])[at].result(10)
+
+    result = run("retry", "b", "--failed-only")
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "2 jobs cannot run again" in result.output
+    assert f"{at.topic}[1]" in result.output
+    line.wait_for(lambda: line.query("SELECT count(*) FROM jobs WHERE run = 2 AND state = 3") == [(6,)])
+    assert_books_balance(line)
+
+
+def test_an_unknown_batch_cannot_be_retried(run: Run) -> None:
+    assert run("retry", "nothing", "--failed-only").exit_code == Exit.NOT_FOUND
+
+
+def test_a_replayed_dead_letter_is_the_same_bytes_and_rejected_once(
+    line: Pipeline, recorder: None, run: Run
+) -> None:
+    send_batch(line, ["hello"], rejected=3)
+    line.start_worker()
+    line.wait_terminal(1)
+    line.dead_letters(3)
+    assert_books_balance(line)
+
+    listed = json.loads(run("dlq", "list", "--json").stdout)
+    assert [(each["code"], each["batch_id"], each["run"]) for each in listed] == [
+        ("invalid_json", "b", 1)
+    ] * 3
+    names = [each["letter"] for each in listed]
+    shown = json.loads(run("dlq", "show", names[0], "--json").stdout)
+    assert (shown["value"], shown["x"]) == ("{no json 0", "y")
+    assert run("dlq", "show", names[1], "--value").stdout == "{no json 1"
+
+    assert json.loads(run("dlq", "replay", names[0], "--json").stdout) == {"replayed": 1, "passed_over": 0}
+    letters = line.dead_letters(4)
+    line.wait_for(
+        lambda: line.query("SELECT count(*) FROM rejections WHERE run = 2 AND NOT reopened") == [(1,)]
+    )
+    assert_books_balance(line)
+    again = [message for message in letters if dict(message.headers())[topics.DEAD_RUN] == b"2"]
+    assert [(message.key(), message.value()) for message in again] == [(b"k", b"{no json 0")]
+    assert dict(again[0].headers())["x"] == b"y"
+
+    listed = json.loads(run("dlq", "list", "--json").stdout)
+    assert sorted(each["run"] for each in listed) == [1, 1, 2]
+    assert json.loads(run("dlq", "drop", "--every", "--json").stdout) == {"dropped": 3}
+    assert json.loads(run("dlq", "list", "--json").stdout) == []
+    settled = json.loads(run("dlq", "list", "--all", "--json").stdout)
+    assert sorted(each["settled"] for each in settled) == ["dropped"] * 3 + ["replayed"]
+    assert_books_balance(line)
+
+
+def test_a_replayed_engine_killer_gets_a_fresh_run(line: Pipeline, run: Run, tmp_path: Path) -> None:
+    mended = tmp_path / "mended"
+    id = line.submit(f"die-unless:{mended}", batch_id="b")
+    line.start_worker()
+    line.wait_for(lambda: line.rows().get(id) == "failed")
+    (letter,) = line.dead_letters(1)
+    assert dict(letter.headers())[topics.DEAD_CODE] == b"engine_failure"
+    deaths = line.query("SELECT count(*) FROM attempts WHERE died")
+
+    mended.touch()
+    assert "1 dead letters sent back" in run("dlq", "replay", "--code", "engine_failure").output
+    line.wait_for(lambda: line.rows()[id] == "succeeded")
+    assert line.query("SELECT run, attempt FROM jobs") == [(2, 1)]
+    assert line.query("SELECT count(*) FROM attempts WHERE died") == deaths
+    # The letter is dealt with; asked for by name, it is seen to be of a run that is over.
+    name = f"{letter.partition()}:{letter.offset()}"
+    assert json.loads(run("dlq", "replay", name, "--json").stdout) == {"replayed": 0, "passed_over": 1}
+
+
+@pytest.mark.parametrize("command", ["show", "replay", "drop"])
+def test_a_letter_that_is_not_there_is_not_found(run: Run, command: str) -> None:
+    result = run("dlq", command, "0:7")
+    assert result.exit_code == Exit.NOT_FOUND, result.output
+
+
+@pytest.mark.parametrize("command", ["replay", "drop"])
+def test_nothing_is_replayed_or_dropped_unasked(run: Run, command: str) -> None:
+    result = run("dlq", command)
+    assert result.exit_code == Exit.USAGE
+    assert "--every" in result.output
+
+
+def test_a_letter_s_name_is_its_partition_and_offset(run: Run) -> None:
+    assert run("dlq", "show", "seven").exit_code == Exit.USAGE
