@@ -56,7 +56,9 @@ def edits_of(params: SamplingParams, prompt_len: int, stop_ids: tuple[int, ...])
     if len(bias) > MAX_LISTED:
         param = "allowed_token_ids" if allowed is not None else "logit_bias"
         raise InvalidRequest(
-            f"{param} may name at most {MAX_LISTED:,} tokens, bad_words' included", param=param
+            f"{param} may name at most {MAX_LISTED:,} tokens, bad_words' included",
+            param=param,
+            code="invalid_value",
         )
     for_ever = bool(bias or words) or penalties != (1.0, 0.0, 0.0)
     until = {}
@@ -71,6 +73,7 @@ def edits_of(params: SamplingParams, prompt_len: int, stop_ids: tuple[int, ...])
         raise InvalidRequest(
             "allowed_token_ids leaves no token to choose: bad_words and min_tokens keep all of them out",
             param="allowed_token_ids",
+            code="invalid_value",
         )
     return Edits(
         prompt_len,
@@ -90,6 +93,7 @@ def _lines(words: list[tuple[int, ...]]) -> Ints:
         raise InvalidRequest(
             f"bad_words may hold at most {MAX_WORDS} token sequences, each of at most {MAX_WORD_TOKENS} tokens",
             param="bad_words",
+            code="invalid_value",
         )
     lines = np.full((len(words), MAX_WORD_TOKENS), -1, np.int32)
     for line, word in zip(lines, words, strict=True):

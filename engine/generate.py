@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.engine.answers import TextChoice, TokenLogprob
 from headrace.engine.request import FinishReason
 from headrace.engine.result_file import LineSet, ResultFile
 from headrace.engine.text import RequestError, TextCompletion, TextEngine, TextRequest
@@ -66,6 +67,7 @@ def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
                 "finish_reason": choice.finish_reason.value,
                 "stop_reason": choice.stop_reason,
             }
+            | _plain_logprobs(choice)
             for choice in completion.choices
         ],
         "usage": {
@@ -75,6 +77,17 @@ def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
         },
         "error": dataclasses.asdict(completion.error) if completion.error else None,
     }
+
+
+def _plain_logprobs(choice: TextChoice) -> dict[str, Any]:
+    if choice.logprobs is None:
+        return {}
+
+    def plain(token: TokenLogprob) -> dict[str, Any]:
+        text = token.data.decode("utf-8", "replace")
+        return {"token_id": token.token_id, "token": text, "logprob": token.logprob}
+
+    return {"logprobs": [plain(t) | {"top": [plain(other) for other in t.top]} for t in choice.logprobs]}
 
 
 def generate(

@@ -25,7 +25,7 @@ def prompt_ids(
                 plain[place] = request.prompt
             elif request.messages is not None:
                 text = tokenizer.render_chat(request.messages)
-                check_text(text, "messages", limits)
+                check_text(text, "messages", limits, truncated=request.truncate_prompt_tokens is not None)
                 rendered[place] = text
             else:
                 results[place] = list(request.prompt_token_ids or ())
@@ -37,6 +37,8 @@ def prompt_ids(
     for place, request in enumerate(requests):
         result = results[place]
         if isinstance(result, list):
+            if request.truncate_prompt_tokens is not None:
+                result = results[place] = result[-request.truncate_prompt_tokens :]
             try:
                 check_prompt(result, prompt_form(request), request.sampling, limits)
             except InvalidRequest as error:

@@ -6,15 +6,14 @@ process or in a child of its own.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.engine.answers import Answer, Answers, TextChoice, bad_word_ids, engine_ids, sampling_of
 from headrace.engine.config import EngineConfig
-from headrace.engine.detokenizer import Detokenizer
 from headrace.engine.errors import InvalidRequest
 from headrace.engine.prompts import prompt_ids
-from headrace.engine.request import Completion, EngineStats, FinishReason, Request, SamplingParams
-from headrace.engine.stop import StopWatch
+from headrace.engine.request import Completion, EngineStats, Request, SamplingParams
 from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.validation import Limits
 
@@ -26,7 +25,10 @@ if TYPE_CHECKING:
 class TextRequest:
     """One prompt: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
 
-    stop: strings that end the text; the earliest completing one wins and is left out. Other fields as in Request.
+    stop: strings that end the text; the earliest completing one wins and is left out, unless ``sampling.include_stop``.
+    bad_words: texts that may not be completed. n: how many answers, each with a seed of its own. truncate_prompt_tokens:
+    only the prompt's last so many are used. echo: the prompt's text stands before the answer's. Other fields as in
+    Request.
     """
 
     id: str
@@ -35,6 +37,11 @@ class TextRequest:
     messages: Sequence[Mapping[str, Any]] | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    n: int = 1
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    echo: bool = False
     priority: int = 0
     deadline: float | None = None
     salt: str = ""
@@ -48,17 +55,6 @@ class RequestError:
     message: str
     param: str | None = None
     retriable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TextChoice:
-    """One answer. stop_reason: the stop string or stop token id that ended it, if any."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +95,6 @@ class TextEngine(Protocol):
         """Stop and release the device. Idempotent."""
 
 
-@dataclass(slots=True)
-class _Running:
-    """What is kept of a request while the engine has it. waited_s: from ``add_many`` until the engine got it."""
-
-    detokenizer: Detokenizer
-    watch: StopWatch | None
-    waited_s: float = 0.0
-
-
 class LocalTextEngine:
     """A TextEngine over any TokenEngine: ids go in and come out on its far side, text on this one.
 
@@ -123,28 +110,31 @@ class LocalTextEngine:
         vocab_size = token_engine.info.vocab_size
         tokenizer.cover(vocab_size)
         self._limits = Limits(self.max_context, vocab_size, tokenizer.longest_piece)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Answer] = {}
+        self._answers: dict[str, Answers] = {}
         self._refused: list[TextCompletion] = []
 
     def add_many(self, requests: Sequence[TextRequest]) -> None:
         """Take requests; each ends in exactly one TextCompletion. A bad one ends with ``error``; none raises."""
         started = time.monotonic()
-        accepted: list[Request] = []
+        accepted: list[TextRequest] = []
+        parts: list[list[Request]] = []
         for request, prompt in zip(
             requests, prompt_ids(requests, self._tokenizer, self._limits), strict=True
         ):
             if isinstance(prompt, InvalidRequest):
                 self._refuse(request.id, prompt)
-            elif request.id in self._running:
-                self._refuse(request.id, _still_running(request.id))
+            elif taken := [name for name in engine_ids(request) if name in self._running]:
+                self._refuse(request.id, _still_running(taken[0]))
             else:
-                self._running[request.id] = self._start(request, prompt)
-                accepted.append(_token_request(request, prompt))
+                self._start(request, prompt)
+                accepted.append(request)
+                parts.append(self._token_requests(request, prompt))
         waited = time.monotonic() - started
-        for token_request in accepted:
-            self._running[token_request.id].waited_s = waited
+        for request in accepted:
+            self._answers[request.id].waited_s = waited
         if accepted:
-            self._submit(accepted)
+            self._submit(parts)
 
     def poll(self, timeout: float) -> list[TextCompletion]:
         """Completions since the last call, waiting up to ``timeout`` seconds for the first. Raises EngineDead.
@@ -158,15 +148,17 @@ class LocalTextEngine:
             for request_id, tokens in output.tokens:
                 self._look_for_stop(request_id, tokens)
             ended, self._refused = self._refused, []
-            ended += [self._complete(c) for c in output.completions if c.id in self._running]
+            completions = map(self._complete, (c for c in output.completions if c.id in self._running))
+            ended += [completion for completion in completions if completion]
             if ended or not self._running or time.monotonic() >= deadline:
                 return ended
 
     def abort(self, ids: Sequence[str]) -> None:
         """End these now (finish reason ``abort``); unknown ids are ignored."""
-        for request_id in ids:
-            if request_id in self._running:
-                self._engine.abort(request_id)
+        wanted = set(ids)
+        for name, answer in self._running.items() if wanted & self._answers.keys() else ():
+            if answer.request_id in wanted:
+                self._engine.abort(name)
 
     def stats(self) -> EngineStats:
         """The latest snapshot; never blocks on a step."""
@@ -176,74 +168,84 @@ class LocalTextEngine:
         """Stop and release the device. Idempotent."""
         self._engine.close()
 
-    def _start(self, request: TextRequest, prompt: list[int]) -> _Running:
-        detokenizer = Detokenizer(self._tokenizer, prompt)
-        if not request.stop:
-            return _Running(detokenizer, None)
-        watched = Detokenizer(self._tokenizer, prompt)
-        return _Running(detokenizer, StopWatch(watched, request.stop, request.sampling.min_tokens))
+    def _start(self, request: TextRequest, prompt: list[int]) -> None:
+        names = engine_ids(request)
+        self._answers[request.id] = Answers(awaited=len(names))
+        for index, name in enumerate(names):
+            self._running[name] = Answer(request, index, prompt, self._tokenizer)
 
-    def _submit(self, requests: list[Request]) -> None:
+    def _token_requests(self, request: TextRequest, prompt: list[int]) -> list[Request]:
+        sampling = request.sampling
+        if request.bad_words:
+            words = bad_word_ids(request.bad_words, self._tokenizer)
+            sampling = replace(sampling, bad_words=sampling.bad_words + words)
+        return [
+            Request(
+                id=name,
+                prompt=prompt,
+                sampling=sampling_of(sampling, index),
+                priority=request.priority,
+                deadline=request.deadline,
+                stream=bool(request.stop),
+                salt=request.salt,
+            )
+            for index, name in enumerate(engine_ids(request))
+        ]
+
+    def _submit(self, parts: list[list[Request]]) -> None:
         """Hand requests to the engine at once; if it refuses, one by one, so that a bad one fails alone."""
         try:
-            self._engine.add_many(requests)
+            self._engine.add_many([part for request in parts for part in request])
         except InvalidRequest as error:
-            if len(requests) > 1:
-                for request in requests:
+            if len(parts) > 1:
+                for request in parts:
                     self._submit([request])
-            else:
-                del self._running[requests[0].id]
-                self._refuse(requests[0].id, error)
+                return
+            for part in parts[0]:
+                del self._running[part.id]
+            del self._answers[parts[0][0].id]
+            self._refuse(parts[0][0].id, error)
 
     def _refuse(self, request_id: str, error: InvalidRequest) -> None:
         reason = RequestError(error.code, error.message, error.param)
         self._refused.append(TextCompletion(request_id, [], error=reason))
 
-    def _look_for_stop(self, request_id: str, tokens: list[int]) -> None:
-        run = self._running.get(request_id)
-        if run and run.watch and not run.watch.hit and (hit := run.watch.feed(tokens)):
-            self._engine.finish(request_id, hit.tokens)
+    def _look_for_stop(self, name: str, tokens: list[int]) -> None:
+        answer = self._running.get(name)
+        if answer and (hit := answer.feed(tokens)):
+            self._engine.finish(name, hit.tokens)
 
-    def _complete(self, done: Completion) -> TextCompletion:
-        run = self._running.pop(done.id)
-        tokens, reason = done.token_ids, done.finish_reason
-        stop_reason: str | int | None = done.stop_reason
-        hit = None
-        if run.watch and (run.watch.hit or reason is not FinishReason.ABORT):
-            # Tokens may arrive together with the end, or an end of the engine's own may overtake ours.
-            run.watch.feed(tokens[run.watch.tokens :])
-            hit = run.watch.close()
-        if hit:
-            tokens, reason, stop_reason = tokens[: hit.tokens], FinishReason.STOP, hit.stop
-        text = run.detokenizer.feed(tokens) + run.detokenizer.close()
-        choice = TextChoice(0, text[: hit.chars] if hit else text, tokens, reason, stop_reason)
-        return TextCompletion(
-            id=done.id,
-            choices=[choice],
-            prompt_tokens=done.prompt_tokens,
-            cached_tokens=done.cached_tokens,
-            completion_tokens=len(tokens),
-            preemptions=done.preemptions,
-            queued_s=run.waited_s + done.queued_s,
-            first_token_s=run.waited_s + done.first_token_s,
-            total_s=run.waited_s + done.total_s,
-        )
+    def _complete(self, done: Completion) -> TextCompletion | None:
+        """The request's completion, if this answer was the last one awaited."""
+        answer = self._running.pop(done.id)
+        answers = self._answers[answer.request_id]
+        answers.ended.append((answer.choice(done), done))
+        if len(answers.ended) < answers.awaited:
+            return None
+        del self._answers[answer.request_id]
+        return _completion(answer.request_id, answers)
+
+
+def _completion(request_id: str, answers: Answers) -> TextCompletion:
+    """All answers in their order. The prompt counts once, as the first of them met it."""
+    ended = sorted(answers.ended, key=lambda pair: pair[0].index)
+    choices = [choice for choice, _ in ended]
+    parts = [done for _, done in ended]
+    return TextCompletion(
+        id=request_id,
+        choices=choices,
+        prompt_tokens=parts[0].prompt_tokens,
+        cached_tokens=parts[0].cached_tokens,
+        completion_tokens=sum(len(choice.token_ids) for choice in choices),
+        preemptions=sum(part.preemptions for part in parts),
+        queued_s=answers.waited_s + min(part.queued_s for part in parts),
+        first_token_s=answers.waited_s + min(part.first_token_s for part in parts),
+        total_s=answers.waited_s + max(part.total_s for part in parts),
+    )
 
 
 def _still_running(request_id: str) -> InvalidRequest:
     return InvalidRequest(f"id {request_id!r} is already running", param="id", code="duplicate_id")
-
-
-def _token_request(request: TextRequest, prompt: list[int]) -> Request:
-    return Request(
-        id=request.id,
-        prompt=prompt,
-        sampling=request.sampling,
-        priority=request.priority,
-        deadline=request.deadline,
-        stream=bool(request.stop),
-        salt=request.salt,
-    )
 
 
 def open_text_engine(config: EngineConfig, in_process: bool = False) -> LocalTextEngine:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.engine.edits import MAX_LISTED
 from headrace.engine.errors import InvalidRequest
+from headrace.engine.intake import MAX_LOGPROBS
 from headrace.engine.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 24  # the engine keeps 32 a sequence, the model's own end tokens among them
+MAX_BAD_WORDS = 128
+MAX_CHOICES = 128
 PROMPT_FORMS = ("prompt", "prompt_token_ids", "messages")
 
 
@@ -70,7 +74,21 @@ SAMPLING_RULES = (
     Rule("min_tokens", "a whole number from 0 up", _is_integer, lambda v: 0 <= v < 2**31),
     Rule("seed", "a whole number of 64 bits", _is_integer, lambda v: -(2**63) <= v < 2**64),
     Rule("ignore_eos", "true or false", _is_boolean, lambda v: True),
+    Rule("include_stop", "true or false", _is_boolean, lambda v: True),
+    Rule("repetition_penalty", "a number above 0, up to 10", _is_number, lambda v: 0 < v <= 10),
+    Rule("presence_penalty", "a number from -2 to 2", _is_number, lambda v: -2 <= v <= 2),
+    Rule("frequency_penalty", "a number from -2 to 2", _is_number, lambda v: -2 <= v <= 2),
+    Rule(
+        "logprobs", f"a whole number from 0 to {MAX_LOGPROBS}", _is_integer, lambda v: 0 <= v <= MAX_LOGPROBS
+    ),
 )
+REQUEST_RULES = (
+    Rule("n", f"a whole number from 1 to {MAX_CHOICES}", _is_integer, lambda v: 1 <= v <= MAX_CHOICES),
+    Rule("truncate_prompt_tokens", "a whole number from 1 up", _is_integer, lambda v: 1 <= v < 2**31),
+    Rule("skip_special_tokens", "true or false", _is_boolean, lambda v: True),
+    Rule("echo", "true or false", _is_boolean, lambda v: True),
+)
+BIAS = Rule("logit_bias", "numbers from -100 to 100", _is_number, lambda v: -100 <= v <= 100)
 PRIORITY = Rule("priority", "a whole number of 32 bits", _is_integer, lambda v: -(2**31) <= v < 2**31)
 DEADLINE = Rule("deadline", "a finite number of seconds since 1970", _is_number, math.isfinite)
 
@@ -92,9 +110,14 @@ def validate(request: "TextRequest", limits: Limits) -> None:
     """Check everything that needs no tokenizer. Raises InvalidRequest for the first thing that is wrong."""
     if not isinstance(request.id, str) or not request.id:
         raise _invalid("id", "must be a string that is not empty", "invalid_type")
+    for rule in REQUEST_RULES:
+        if (value := getattr(request, rule.param)) is not None:
+            rule.check(value)
     _check_prompt(request, limits)
     _check_sampling(request.sampling, limits)
-    _check_stop(request.stop)
+    _check_texts("stop", request.stop, MAX_STOPS)
+    _check_texts("bad_words", request.bad_words, MAX_BAD_WORDS)
+    _check_echo(request)
     PRIORITY.check(request.priority)
     if request.deadline is not None:
         DEADLINE.check(request.deadline)
@@ -123,12 +146,12 @@ def check_prompt(ids: Sequence[int], form: str, sampling: SamplingParams, limits
         )
 
 
-def check_text(text: str, form: str, limits: Limits) -> None:
+def check_text(text: str, form: str, limits: Limits, *, truncated: bool = False) -> None:
     """Whether a text can be tokenised, and is short enough to be worth it. Raises InvalidRequest."""
     if not is_unicode(text):
         raise _invalid(form, "holds half a surrogate pair, which is no character", "invalid_text")
     at_least = len(text) // limits.longest_piece
-    if at_least > limits.max_context:
+    if at_least > limits.max_context and not truncated:
         raise InvalidRequest(
             f"the prompt has {len(text):,} characters, so at least {at_least:,} tokens, "
             f"but the context holds {limits.max_context:,} tokens",
@@ -157,7 +180,7 @@ def _check_prompt(request: "TextRequest", limits: Limits) -> None:
     if len(value) == 0:
         raise _invalid(form, "must not be empty")
     if form == "prompt":
-        check_text(value, form, limits)
+        check_text(value, form, limits, truncated=request.truncate_prompt_tokens is not None)
     elif form == "prompt_token_ids":
         _check_token_ids(form, value, limits.vocab_size)
     elif not all(isinstance(message, Mapping) for message in value):
@@ -189,12 +212,28 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
         )
     _check_list("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
+    if sampling.allowed_token_ids is not None:
+        _check_list("allowed_token_ids", sampling.allowed_token_ids, MAX_LISTED)
+        _check_token_ids("allowed_token_ids", sampling.allowed_token_ids, limits.vocab_size)
+        if not sampling.allowed_token_ids:
+            raise _invalid("allowed_token_ids", "must not be empty: no token would be left")
+    _check_list("logit_bias", sampling.logit_bias, MAX_LISTED)
+    _check_token_ids("logit_bias", [token for token, _ in sampling.logit_bias], limits.vocab_size)
+    for _, bias in sampling.logit_bias:
+        BIAS.check(bias)
 
 
-def _check_stop(stop: Any) -> None:
-    _check_list("stop", stop, MAX_STOPS)
-    for place, text in enumerate(stop):
-        param = f"stop[{place}]"
+def _check_echo(request: "TextRequest") -> None:
+    if request.echo and request.messages is not None:
+        raise _invalid("echo", "does not go with messages: there is no prompt to repeat")
+    if request.echo and request.sampling.logprobs is not None:
+        raise _invalid("echo", "does not go with logprobs yet: the prompt's are not computed")
+
+
+def _check_texts(name: str, texts: Any, most: int) -> None:
+    _check_list(name, texts, most)
+    for place, text in enumerate(texts):
+        param = f"{name}[{place}]"
         if not isinstance(text, str):
             raise _invalid(param, f"must be a string, not {_shown(text)}", "invalid_type")
         if not 1 <= len(text) <= MAX_STOP_CHARS:

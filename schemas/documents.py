@@ -21,7 +21,7 @@ from headrace.schemas.control import BatchClosed, BatchOpened, CancelBatch, Canc
 from headrace.schemas.errors import ErrorCode
 from headrace.schemas.job import FEATURES, Message, PromptJob, TextPart
 from headrace.schemas.options import NOT_YET
-from headrace.schemas.result import Choice, JobError, JobResult, Timings, Usage
+from headrace.schemas.result import Choice, JobError, JobResult, Timings, TokenLogprob, Usage
 from headrace.schemas.sampling import Sampling
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -121,6 +121,7 @@ def _result_fields() -> Iterator[tuple[str, str]]:
     for model, prefix in (
         (JobResult, ""),
         (Choice, "choices[]."),
+        (TokenLogprob, "choices[].logprobs[]."),
         (Usage, "usage."),
         (Timings, "timings."),
         (JobError, "error."),

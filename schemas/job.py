@@ -209,6 +209,13 @@ class PromptJob(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _echo_of_a_prompt(self) -> Self:
+        if self.messages is not None and self.sampling.echo:
+            message = "must be false for messages: there is no prompt to repeat"
+            raise refusal(ErrorCode.INVALID_VALUE, message, "sampling", "echo")
+        return self
+
+    @model_validator(mode="after")
     def _only_known_features(self) -> Self:
         for index, feature in enumerate(self.requires):
             if feature not in FEATURES:

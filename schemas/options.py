@@ -14,24 +14,12 @@ from headrace.schemas.errors import ErrorCode
 # Each option with the values that ask for nothing (null never does), which generic clients send along.
 NOT_YET: Mapping[str, tuple[object, ...]] = {
     # Sampling
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     # What comes back
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
-    "echo": (False,),
     "suffix": ("",),
     "stream": (False,),
     "return_token_ids": (False,),
@@ -58,7 +46,6 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "documents": ([],),
     "web_search_options": (),
     # Prompts
-    "truncate_prompt_tokens": (),
     "add_special_tokens": (True,),
     "prompt_embeds": (),
     "mm_processor_kwargs": (),
@@ -90,5 +77,5 @@ def refusal(code: ErrorCode, message: str, *param: str | int) -> PydanticCustomE
 
 
 def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
-    # By type as well: logprobs 0 asks for the sampled tokens' logprobs, logprobs false for none.
+    # By type as well: 0 and false are equal, and need not both ask for nothing.
     return value is None or any(type(value) is type(none) and value == none for none in neutral)

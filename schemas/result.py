@@ -1,6 +1,7 @@
 """What came of a job: one JobResult for each run that ended."""
 
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, Self
 from uuid import UUID
 
@@ -32,6 +33,28 @@ class Usage(BaseModel):
         return self.prompt_tokens + self.completion_tokens
 
 
+class LikelyToken(BaseModel):
+    """A token and how likely it was."""
+
+    token: str = Field(description="Its text; U+FFFD for bytes that are no whole character.")
+    token_id: int = Field(description="Its id.")
+    logprob: float = Field(description="Its log-probability under the model, before any sampling option.")
+    bytes: list[int] | None = Field(default=None, description="Its bytes, where `token` does not say them.")
+
+    def to_openai(self) -> dict[str, Any]:
+        """As OpenAI's chat format has it."""
+        data = list(self.token.encode("utf-8", "replace")) if self.bytes is None else self.bytes
+        return {"token": self.token, "logprob": self.logprob, "bytes": data}
+
+
+class TokenLogprob(LikelyToken):
+    """A token of the answer, and the likeliest ones of its place."""
+
+    top_logprobs: list[LikelyToken] = Field(
+        default_factory=list, description="The likeliest tokens of its place, likeliest first."
+    )
+
+
 class Choice(BaseModel):
     """One answer."""
 
@@ -41,6 +64,34 @@ class Choice(BaseModel):
     stop_reason: str | int | None = Field(
         default=None, description="The stop string or stop token id that ended it, if any."
     )
+    logprobs: list[TokenLogprob] | None = Field(
+        default=None, description="Of each token, where `logprobs` asked for it."
+    )
+
+    def chat_logprobs(self) -> dict[str, Any] | None:
+        """As OpenAI's chat format has them."""
+        if self.logprobs is None:
+            return None
+        content = [
+            token.to_openai() | {"top_logprobs": [other.to_openai() for other in token.top_logprobs]}
+            for token in self.logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def completion_logprobs(self) -> dict[str, Any] | None:
+        """As OpenAI's completion format has them. Offsets are in characters of the tokens' joined texts."""
+        if self.logprobs is None:
+            return None
+        lengths = [len(token.token) for token in self.logprobs]
+        return {
+            "tokens": [token.token for token in self.logprobs],
+            "token_logprobs": [token.logprob for token in self.logprobs],
+            "top_logprobs": [
+                {other.token: other.logprob for other in reversed(token.top_logprobs)}
+                for token in self.logprobs
+            ],
+            "text_offset": list(accumulate(lengths, initial=0))[:-1],
+        }
 
 
 class Timings(BaseModel):
@@ -147,7 +198,7 @@ class JobResult(BaseModel):
             {
                 "index": choice.index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
+                "logprobs": choice.chat_logprobs(),
                 "finish_reason": choice.finish_reason,
             }
             for choice in self.choices
@@ -159,7 +210,7 @@ class JobResult(BaseModel):
             {
                 "index": choice.index,
                 "text": choice.text,
-                "logprobs": None,
+                "logprobs": choice.completion_logprobs(),
                 "finish_reason": choice.finish_reason,
             }
             for choice in self.choices

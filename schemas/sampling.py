@@ -11,6 +11,10 @@ from headrace.schemas.wire import is_unicode
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
+MAX_CHOICES = 128
+MAX_BAD_WORDS = 128
+MAX_LISTED = 1024
+MAX_LOGPROBS = 20
 INT64 = 2**63
 
 
@@ -32,6 +36,31 @@ Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 
 def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
+
+
+def _check_bias(bias: Any) -> Any:
+    """Entry by entry, before pydantic would: there is no failing fast for objects."""
+    if not isinstance(bias, dict):
+        return bias
+    if len(bias) > MAX_LISTED:
+        raise refusal(ErrorCode.INVALID_VALUE, f"must have at most {MAX_LISTED:,} entries")
+    for token, value in bias.items():
+        if not (isinstance(token, str) and token.isascii() and token.isdigit() and int(token[:11]) < 2**31):
+            raise refusal(ErrorCode.INVALID_VALUE, "must have token ids for names, as strings")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise refusal(ErrorCode.INVALID_TYPE, "must have numbers from -100 to 100 for values")
+        if not -100 <= value <= 100:
+            raise refusal(ErrorCode.INVALID_VALUE, "must have numbers from -100 to 100 for values")
+    return bias
+
+
+def _check_logprobs(logprobs: bool | int | None) -> bool | int | None:
+    # Here and not in the type: pydantic would tell of the union's first member, that 21 is not true or false.
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise refusal(
+            ErrorCode.INVALID_VALUE, f"must be true or false, or a whole number from 0 to {MAX_LOGPROBS}"
+        )
+    return logprobs
 
 
 def _all_as_zero(top_k: Any) -> Any:
@@ -98,6 +127,76 @@ class Sampling(BaseModel):
     ignore_eos: bool = Field(
         default=False, description="true or false; true goes on past the model's own end tokens"
     )
+    include_stop_str_in_output: bool = Field(
+        default=False,
+        description="true or false; true keeps the stop string or stop token that ended the answer",
+    )
+    n: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_CHOICES,
+        description=f"a whole number from 1 to {MAX_CHOICES}; how many answers",
+    )
+    repetition_penalty: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        allow_inf_nan=False,
+        description="a number above 0 and up to 10; above 1 makes all tokens of prompt and answer less likely",
+    )
+    presence_penalty: float = Field(
+        default=0.0,
+        ge=-2,
+        le=2,
+        allow_inf_nan=False,
+        description="a number from -2 to 2; subtracted from the logits of the answer's tokens",
+    )
+    frequency_penalty: float = Field(
+        default=0.0,
+        ge=-2,
+        le=2,
+        allow_inf_nan=False,
+        description="a number from -2 to 2; subtracted as often as the token stands in the answer",
+    )
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_check_bias)] = Field(
+        default_factory=dict,
+        max_length=MAX_LISTED,
+        description=f"an object of up to {MAX_LISTED:,} token ids, as strings, with numbers from -100 to 100; added to logits",
+    )
+    allowed_token_ids: Annotated[
+        list[TokenId] | None, Field(min_length=1, max_length=MAX_LISTED, fail_fast=True)
+    ] = Field(default=None, description=f"a list of 1 to {MAX_LISTED:,} token ids; no other token may come")
+    bad_words: list[Stop] = Field(
+        default_factory=list,
+        max_length=MAX_BAD_WORDS,
+        fail_fast=True,
+        description=f"a list of up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_STOP_CHARS} characters, that may not come",
+    )
+    logprobs: Annotated[bool | int | None, AfterValidator(_check_logprobs)] = Field(
+        default=None,
+        json_schema_extra={"minimum": 0, "maximum": MAX_LOGPROBS},
+        description="true or false, or how many of the likeliest tokens to report beside each chosen one,"
+        f" a whole number from 0 to {MAX_LOGPROBS}",
+    )
+    top_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description=f"a whole number from 0 to {MAX_LOGPROBS}, beside logprobs: true; the likeliest tokens to report",
+    )
+    skip_special_tokens: bool = Field(
+        default=True, description="true or false; false writes special tokens out in the answer"
+    )
+    truncate_prompt_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        lt=2**31,
+        description="a whole number, 1 or more; only the prompt's last so many tokens are used",
+    )
+    echo: bool = Field(
+        default=False,
+        description="true or false; true puts the prompt before the answer; not for messages or logprobs",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -123,3 +222,19 @@ class Sampling(BaseModel):
                 ErrorCode.INVALID_VALUE, f"must be at most max_tokens ({self.max_tokens})", "min_tokens"
             )
         return self
+
+    @model_validator(mode="after")
+    def _consistent_logprobs(self) -> Self:
+        if self.top_logprobs and self.logprobs is not True and self.logprobs != self.top_logprobs:
+            raise refusal(ErrorCode.INVALID_VALUE, "must stand beside logprobs: true", "top_logprobs")
+        if self.echo and self.num_logprobs is not None:
+            message = "must be false where logprobs are asked for: those of a prompt are not supported yet"
+            raise refusal(ErrorCode.UNSUPPORTED_OPTION, message, "echo")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report; 0 is the chosen ones alone, None nothing."""
+        if self.logprobs is None or self.logprobs is False:
+            return None
+        return (self.top_logprobs or 0) if self.logprobs is True else self.logprobs

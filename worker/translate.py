@@ -6,6 +6,8 @@ The only place that knows both sides' words. ``headrace generate`` uses it too, 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from headrace.engine.answers import TextChoice
+from headrace.engine.answers import TokenLogprob as EngineLogprob
 from headrace.engine.request import SamplingParams
 from headrace.engine.text import RequestError, TextCompletion, TextRequest
 from headrace.schemas import (
@@ -26,6 +28,7 @@ from headrace.schemas import (
     Usage,
     parse_job,
 )
+from headrace.schemas.result import LikelyToken, TokenLogprob
 
 DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
 CHARS_PER_TOKEN = 4
@@ -43,6 +46,11 @@ def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | N
         messages=None if job.messages is None else [_message(message) for message in job.messages],
         sampling=_sampling(job.sampling),
         stop=tuple(job.sampling.stop),
+        bad_words=tuple(job.sampling.bad_words),
+        n=job.sampling.n,
+        skip_special_tokens=job.sampling.skip_special_tokens,
+        truncate_prompt_tokens=job.sampling.truncate_prompt_tokens,
+        echo=job.sampling.echo,
         priority=priority,
         deadline=deadline_s,
         salt=job.tenant,  # prefixes are shared inside a tenant: timing must not tell one what another asks
@@ -57,7 +65,9 @@ def cost(job: PromptJob) -> int:
         prompt = len(job.prompt) // CHARS_PER_TOKEN
     else:
         prompt = sum(_chars(message) for message in job.messages or ()) // CHARS_PER_TOKEN
-    return 1 + prompt + (job.sampling.max_tokens or DEFAULT_ANSWER_TOKENS)
+    if job.sampling.truncate_prompt_tokens is not None:
+        prompt = min(prompt, job.sampling.truncate_prompt_tokens)
+    return 1 + prompt + job.sampling.n * (job.sampling.max_tokens or DEFAULT_ANSWER_TOKENS)
 
 
 def succeeded(
@@ -169,13 +179,25 @@ def _names(envelope: Envelope) -> dict[str, Any]:
     }
 
 
-def _choice(choice: Any) -> Choice:
+def _choice(choice: TextChoice) -> Choice:
     return Choice(
         index=choice.index,
         text=choice.text,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
+        logprobs=None if choice.logprobs is None else [_logprob(token) for token in choice.logprobs],
     )
+
+
+def _logprob(token: EngineLogprob) -> TokenLogprob:
+    top = [LikelyToken(**_likely(other)) for other in token.top]
+    return TokenLogprob(**_likely(token), top_logprobs=top)
+
+
+def _likely(token: EngineLogprob) -> dict[str, Any]:
+    text = token.data.decode("utf-8", "replace")
+    data = None if text.encode() == token.data else list(token.data)
+    return {"token": text, "token_id": token.token_id, "logprob": token.logprob, "bytes": data}
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -201,4 +223,11 @@ def _sampling(sampling: Sampling) -> SamplingParams:
         seed=sampling.seed,
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        include_stop=sampling.include_stop_str_in_output,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=tuple((int(token), bias) for token, bias in sampling.logit_bias.items()),
+        allowed_token_ids=None if sampling.allowed_token_ids is None else tuple(sampling.allowed_token_ids),
+        logprobs=sampling.num_logprobs,
     )

@@ -25,7 +25,7 @@ def test_a_batch_with_bad_lines_is_followed_to_its_end(running: Pipeline) -> Non
         b'{"custom_id": "nul", "prompt": "a\\u0000b"}',
         b'{"custom_id": "hot", "prompt": "x", "sampling": {"temperature": 9}}',
         b'{"custom_id": "half", "prompt": "\\ud800"}',
-        b'{"custom_id": "line", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "n": 2}}',
+        b'{"custom_id": "line", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "best_of": 2}}',
         b"not json",
         b"\xff\xfe",
     ]
@@ -36,7 +36,7 @@ def test_a_batch_with_bad_lines_is_followed_to_its_end(running: Pipeline) -> Non
     assert results["plain"].choices[0].text == "echo: hello"
     assert results["nul"].choices[0].text == "echo: a\ufffdb"
     params = {name: result.error.param for name, result in results.items() if result.error}
-    assert params == {"hot": "sampling.temperature", "half": "prompt", "line": "body.n"}
+    assert params == {"hot": "sampling.temperature", "half": "prompt", "line": "body.best_of"}
     assert {result.id for result in results.values()} == set(submission.ids)
     assert len(submission.problems) == 5
 

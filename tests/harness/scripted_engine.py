@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
+import numpy as np
+
 from headrace.engine.errors import EngineDead, InvalidRequest
-from headrace.engine.request import Completion, EngineStats, FinishReason, ModelInfo, Request
+from headrace.engine.request import Completion, EngineStats, FinishReason, Logprobs, ModelInfo, Request
 from headrace.engine.scheduler import StepOutput
 
 
@@ -106,5 +108,14 @@ class ScriptedEngine:
                 queued_s=0.0,
                 first_token_s=0.0,
                 total_s=0.0,
+                logprobs=_logprobs(tokens[:kept], request.sampling.logprobs),
             )
         )
+
+
+def _logprobs(tokens: list[int], wanted: int | None) -> Logprobs | None:
+    """Each chosen token's is minus its id; the likeliest are the ids from 0."""
+    if wanted is None:
+        return None
+    likeliest = np.tile(np.arange(wanted, dtype=np.int32), (len(tokens), 1))
+    return Logprobs(-np.array(tokens, np.float32), likeliest, -likeliest.astype(np.float32))

@@ -51,6 +51,19 @@ def test_a_job_with_everything_comes_through() -> None:
         "stop": ["a", "b"],
         "stop_token_ids": [7],
         "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "n": 3,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"7": -100, "8": 1.5},
+        "allowed_token_ids": [7, 8, 9],
+        "bad_words": ["c"],
+        "logprobs": True,
+        "top_logprobs": 5,
+        "skip_special_tokens": False,
+        "truncate_prompt_tokens": 100,
+        "echo": False,
     }
     job = parse({"prompt": "x", "sampling": sampling, "metadata": {"a": "b"}, "requires": ["seed", "prompt"]})
     assert job.sampling == Sampling(**sampling)
@@ -143,6 +156,38 @@ BAD_SAMPLING: list[tuple[dict[str, Any], ErrorCode, str]] = [
     ({"stop_token_ids": [-1]}, ErrorCode.INVALID_VALUE, "stop_token_ids.0"),
     ({"stop_token_ids": ["a"]}, ErrorCode.INVALID_TYPE, "stop_token_ids.0"),
     ({"ignore_eos": 1}, ErrorCode.INVALID_TYPE, "ignore_eos"),
+    ({"include_stop_str_in_output": "yes"}, ErrorCode.INVALID_TYPE, "include_stop_str_in_output"),
+    ({"n": 0}, ErrorCode.INVALID_VALUE, "n"),
+    ({"n": 129}, ErrorCode.INVALID_VALUE, "n"),
+    ({"n": True}, ErrorCode.INVALID_TYPE, "n"),
+    ({"repetition_penalty": 0}, ErrorCode.INVALID_VALUE, "repetition_penalty"),
+    ({"repetition_penalty": 11}, ErrorCode.INVALID_VALUE, "repetition_penalty"),
+    ({"presence_penalty": 2.1}, ErrorCode.INVALID_VALUE, "presence_penalty"),
+    ({"presence_penalty": "1"}, ErrorCode.INVALID_TYPE, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, ErrorCode.INVALID_VALUE, "frequency_penalty"),
+    ({"logit_bias": [1]}, ErrorCode.INVALID_TYPE, "logit_bias"),
+    ({"logit_bias": {"word": 1}}, ErrorCode.INVALID_VALUE, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, ErrorCode.INVALID_VALUE, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, ErrorCode.INVALID_TYPE, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, ErrorCode.INVALID_VALUE, "logit_bias"),
+    ({"logit_bias": {str(n): 1 for n in range(1025)}}, ErrorCode.INVALID_VALUE, "logit_bias"),
+    ({"allowed_token_ids": []}, ErrorCode.INVALID_VALUE, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, ErrorCode.INVALID_VALUE, "allowed_token_ids.0"),
+    ({"allowed_token_ids": 5}, ErrorCode.INVALID_TYPE, "allowed_token_ids"),
+    ({"bad_words": "word"}, ErrorCode.INVALID_TYPE, "bad_words"),
+    ({"bad_words": [""]}, ErrorCode.INVALID_VALUE, "bad_words.0"),
+    ({"bad_words": ["a"] * 129}, ErrorCode.INVALID_VALUE, "bad_words"),
+    ({"logprobs": 21}, ErrorCode.INVALID_VALUE, "logprobs"),
+    ({"logprobs": -1}, ErrorCode.INVALID_VALUE, "logprobs"),
+    ({"logprobs": "true"}, ErrorCode.INVALID_TYPE, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, ErrorCode.INVALID_VALUE, "top_logprobs"),
+    ({"top_logprobs": 5}, ErrorCode.INVALID_VALUE, "top_logprobs"),
+    ({"logprobs": 2, "top_logprobs": 5}, ErrorCode.INVALID_VALUE, "top_logprobs"),
+    ({"skip_special_tokens": 0}, ErrorCode.INVALID_TYPE, "skip_special_tokens"),
+    ({"truncate_prompt_tokens": 0}, ErrorCode.INVALID_VALUE, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": "5"}, ErrorCode.INVALID_TYPE, "truncate_prompt_tokens"),
+    ({"echo": "yes"}, ErrorCode.INVALID_TYPE, "echo"),
+    ({"echo": True, "logprobs": 0}, ErrorCode.UNSUPPORTED_OPTION, "echo"),
 ]
 
 
@@ -196,6 +241,11 @@ def test_a_bad_sampling_option_is_named_with_what_is_allowed(
             "messages.1.tool_calls",
         ),
         ({"prompt": "x", "sampling": 5}, ErrorCode.INVALID_TYPE, "sampling"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "sampling": {"echo": True}},
+            ErrorCode.INVALID_VALUE,
+            "sampling.echo",
+        ),
         ({"prompt": "x", "schema_version": "1"}, ErrorCode.INVALID_TYPE, "schema_version"),
         ({"prompt": "x", "job_id": 5}, ErrorCode.INVALID_TYPE, "job_id"),
         ({"prompt": "x", "job_id": ""}, ErrorCode.INVALID_VALUE, "job_id"),
@@ -250,6 +300,9 @@ def test_a_bad_job_is_told_its_field(body: Any, code: ErrorCode, param: str | No
         {"messages": [{"role": "user", "content": ["a"] * 100}]},
         {"prompt": "x", "sampling": {"stop": [1] * 16}},
         {"prompt": "x", "sampling": {"stop_token_ids": ["a"] * 100}},
+        {"prompt": "x", "sampling": {"allowed_token_ids": ["a"] * 100}},
+        {"prompt": "x", "sampling": {"bad_words": [1] * 100}},
+        {"prompt": "x", "sampling": {"logit_bias": dict.fromkeys("abcdefgh", "a")}},
         {"prompt": "x", "requires": [1] * 64},
         {"prompt": "x", "metadata": {str(key): 1 for key in range(100)}},
     ],
@@ -285,8 +338,23 @@ def test_a_value_that_asks_for_nothing_is_let_through(option: str) -> None:
         assert parse({"prompt": "x", "sampling": {option: value}}).prompt == "x"
 
 
-def test_logprobs_zero_asks_for_something_that_false_does_not() -> None:
-    assert refused({"prompt": "x", "sampling": {"logprobs": 0}}).param == "sampling.logprobs"
+@pytest.mark.parametrize(
+    ("sampling", "count"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": 0}, 0),
+        ({"logprobs": True}, 0),
+        ({"logprobs": 1}, 1),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+        ({"logprobs": 5, "top_logprobs": 5}, 5),
+    ],
+)
+def test_logprobs_are_asked_for_as_chats_do_or_as_completions_do(
+    sampling: dict[str, Any], count: int | None
+) -> None:
+    assert parse({"prompt": "x", "sampling": sampling}).sampling.num_logprobs == count
 
 
 def test_what_is_supported_is_not_also_refused() -> None:

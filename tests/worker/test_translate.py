@@ -2,9 +2,10 @@
 
 import pytest
 
+from headrace.engine.answers import TokenLogprob
 from headrace.engine.request import FinishReason
 from headrace.engine.text import RequestError, TextChoice, TextCompletion, TextRequest
-from headrace.schemas import JobState, PromptJob, Source, parse_job, uuid7
+from headrace.schemas import JobKind, JobResult, JobState, PromptJob, Source, parse_job, uuid7
 from headrace.worker import translate
 
 SOURCE = Source("t", 0, 7, timestamp_ms=-1)
@@ -22,7 +23,10 @@ def answer(**changes: object) -> TextCompletion:
 def test_everything_a_job_asks_for_reaches_the_engine() -> None:
     body = b"""{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
         "tenant": "acme", "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
-        "max_tokens": 7, "min_tokens": 2, "seed": 3, "stop": ["END"], "stop_token_ids": [4], "ignore_eos": true}}"""
+        "max_tokens": 7, "min_tokens": 2, "seed": 3, "stop": ["END"], "stop_token_ids": [4], "ignore_eos": true,
+        "include_stop_str_in_output": true, "n": 2, "repetition_penalty": 1.5, "presence_penalty": 0.1,
+        "frequency_penalty": 0.2, "logit_bias": {"7": -1.5}, "allowed_token_ids": [7, 8], "bad_words": ["no"],
+        "logprobs": true, "top_logprobs": 3, "skip_special_tokens": false, "truncate_prompt_tokens": 9}}"""
     request = translate.to_request(job(body), "id", priority=2, deadline_s=4e9)
     assert (request.id, request.priority, request.salt, request.deadline) == ("id", 2, "acme", 4e9)
     assert list(request.messages or ()) == [{"role": "user", "content": "ab"}]
@@ -30,7 +34,58 @@ def test_everything_a_job_asks_for_reaches_the_engine() -> None:
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 5, 0.1)
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (7, 2, 3)
-    assert (sampling.stop_token_ids, sampling.ignore_eos) == ((4,), True)
+    assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.include_stop) == ((4,), True, True)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (
+        1.5,
+        0.1,
+        0.2,
+    )
+    assert (sampling.logit_bias, sampling.allowed_token_ids, sampling.logprobs) == (((7, -1.5),), (7, 8), 3)
+    assert (request.n, request.bad_words, request.truncate_prompt_tokens) == (2, ("no",), 9)
+    assert (request.skip_special_tokens, request.echo) == (False, False)
+    echoed = job(b'{"prompt": "x", "sampling": {"echo": true}}')
+    assert translate.to_request(echoed, "id").echo
+
+
+def test_log_probabilities_come_with_the_result_and_in_openais_forms() -> None:
+    half = TokenLogprob(9, b"\xf0\x9f", -3.0)
+    tokens = [
+        TokenLogprob(4, b"he", -0.5, (TokenLogprob(4, b"he", -0.5), half)),
+        TokenLogprob(9, b"\xf0\x9f", -3.0),
+    ]
+    choices = [TextChoice(n, "he", [4, 9], FinishReason.LENGTH, None, tokens) for n in range(2)]
+    asked = job(b'{"messages": [{"role": "user", "content": "x"}]}')
+    result = translate.succeeded(asked, TextCompletion("1", choices, 8, 3, 4), model="m")
+    assert JobResult.decode(result.encode()) == result
+    assert [choice.index for choice in result.choices] == [0, 1]
+    first, second = result.choices[1].logprobs or ()
+    assert (first.token, first.token_id, first.logprob, first.bytes) == ("he", 4, -0.5, None)
+    assert (second.token, second.bytes) == ("\ufffd", [0xF0, 0x9F])
+    assert [other.token_id for other in first.top_logprobs] == [4, 9]
+
+    body = result.to_openai()["response"]["body"]
+    assert body["choices"][1]["logprobs"] == {
+        "content": [
+            {
+                "token": "he",
+                "logprob": -0.5,
+                "bytes": [104, 101],
+                "top_logprobs": [
+                    {"token": "he", "logprob": -0.5, "bytes": [104, 101]},
+                    {"token": "\ufffd", "logprob": -3.0, "bytes": [0xF0, 0x9F]},
+                ],
+            },
+            {"token": "\ufffd", "logprob": -3.0, "bytes": [0xF0, 0x9F], "top_logprobs": []},
+        ],
+        "refusal": None,
+    }
+    completion = result.model_copy(update={"kind": JobKind.COMPLETION}).to_openai()["response"]["body"]
+    assert completion["choices"][0]["logprobs"] == {
+        "tokens": ["he", "\ufffd"],
+        "token_logprobs": [-0.5, -3.0],
+        "top_logprobs": [{"he": -0.5, "\ufffd": -3.0}, {}],
+        "text_offset": [0, 2],
+    }
 
 
 @pytest.mark.parametrize(
@@ -39,6 +94,10 @@ def test_everything_a_job_asks_for_reaches_the_engine() -> None:
         (b'{"prompt": "12345678", "sampling": {"max_tokens": 10}}', 13),
         (b'{"prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 10}}', 14),
         (b'{"messages": [{"role": "user", "content": "1234"}], "sampling": {"max_tokens": 10}}', 12),
+        (
+            b'{"prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 10, "n": 4, "truncate_prompt_tokens": 2}}',
+            43,
+        ),
         (b'{"prompt": "1234"}', 2 + translate.DEFAULT_ANSWER_TOKENS),
     ],
 )
