@@ -72,7 +72,8 @@ class Slots:
         self.stream[slot] = seq.request.stream
         self.unsampled[slot] = True
         self.greedy[slot] = params.temperature == 0
-        self.filtered[slot] = bool(params.top_k) or (params.top_p or 1.0) < 1.0 or bool(params.min_p)
+        filters = bool(params.top_k) or (params.top_p or 1.0) < 1.0 or bool(params.min_p)
+        self.filtered[slot] = filters and not self.greedy[slot]
         self.edited_before[slot] = seq.edits.last_position if seq.edits else 0
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.priority[slot] = seq.request.priority

@@ -78,6 +78,7 @@ def _edit_logits_kernel(
     BLOCK_SIZE: tl.constexpr,
     WORD_LEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    COPY: tl.constexpr,  # much more than BLOCK: a program alone on its multiprocessor must keep many loads under way
     WORDS: tl.constexpr,
 ):
     """One program edits every G-th row, one after the other. The barriers order its own threads' reads and writes."""
@@ -92,10 +93,11 @@ def _edit_logits_kernel(
         table_ptr = block_tables_ptr + slot * table_stride
 
         only_listed = tl.load(only_listed_ptr + slot) != 0
-        for start in range(0, vocab, BLOCK):
-            mask = start + lanes < vocab
-            x = tl.load(row_ptr + start + lanes, mask=mask, other=0.0).to(tl.float32)
-            tl.store(edited_ptr + start + lanes, tl.where(only_listed, float("-inf"), x), mask=mask)
+        for start in range(0, vocab, COPY):
+            ids = start + tl.arange(0, COPY)
+            mask = ids < vocab
+            x = tl.load(row_ptr + ids, mask=mask, other=0.0).to(tl.float32)
+            tl.store(edited_ptr + ids, tl.where(only_listed, float("-inf"), x), mask=mask)
         tl.debug_barrier()
 
         num_listed = tl.load(num_listed_ptr + slot)
@@ -181,7 +183,7 @@ def edit_logits(
             logits, rows, slots, lengths, pages, block_tables, table.prompt_lens, table.only_listed,
             table.num_listed, table.num_words, table.penalties, table.listed, table.until, table.bias, table.words,
             counts, out, len(rows), vocab, logits.stride(0), block_tables.stride(0), table.listed.shape[1],
-            table.words.shape[1], BLOCK_SIZE=pages.shape[1], WORD_LEN=table.words.shape[2], BLOCK=1024, WORDS=128,
+            table.words.shape[1], BLOCK_SIZE=pages.shape[1], WORD_LEN=table.words.shape[2], BLOCK=1024, COPY=8192, WORDS=128,
             num_warps=8, **LAUNCH_OPTIONS,
         )  # fmt: skip
     return out

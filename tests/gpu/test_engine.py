@@ -20,6 +20,19 @@ CONFIG = {
 }  # fmt: skip
 
 
+# Of eight requests in turn, five use options that look at what was said or report on it.
+OPTIONS = [
+    {},
+    {},
+    {"repetition_penalty": 1.2, "logprobs": 2},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.5},
+    {},
+    {"logit_bias": ((3, 2.0), (4, -5.0)), "bad_words": ((5,), (3, 3), (7, 8, 9)), "logprobs": 0},
+    {"allowed_token_ids": tuple(range(100, 400)), "repetition_penalty": 0.9},
+    {"stop_token_ids": (11, 12, 13), "min_tokens": 25},
+]
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     import json
@@ -53,6 +66,7 @@ def requests(count=40):
                     seed=i,
                     max_tokens=rng.randrange(30, 90),
                     ignore_eos=True,
+                    **OPTIONS[i % 8],
                 ),
             )
         )
