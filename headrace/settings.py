@@ -100,6 +100,11 @@ class Settings(BaseSettings):
     grace_seconds: float = Field(
         30.0, ge=0, description="how long a stopping worker lets running jobs finish"
     )
+    dead_letter_limit: int = Field(
+        1000,
+        ge=0,
+        description="dead letters a minute (and a tenth of what ends) beyond which a worker pauses; 0: no limit",
+    )
     health_port: int | None = Field(
         None, ge=0, le=65535, description="serves /live, /ready and /status; 0: any port"
     )

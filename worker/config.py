@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from headrace.schemas import Topics
 from headrace.worker.admission import Tier, default_tiers
+from headrace.worker.brake import DeadLetterLimit
 
 
 def unique_name() -> str:
@@ -27,7 +28,8 @@ class WorkerConfig:
     memory, for each tier. max_result_bytes: larger results fail (Kafka would not take them). grace_s: how long what
     runs may go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead.
     name: unique to this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer).
-    health_port: serves /live, /ready and /status; None for none, 0 for any.
+    health_port: serves /live, /ready and /status; None for none, 0 for any. dead_letters: beyond how many the worker
+    takes nothing more for a while.
     """
 
     bootstrap: str
@@ -42,6 +44,7 @@ class WorkerConfig:
     grace_s: float = 30.0
     alive_s: float = 15.0
     health_port: int | None = None
+    dead_letters: DeadLetterLimit = field(default_factory=DeadLetterLimit)
     name: str = field(default_factory=unique_name)
 
     def __post_init__(self) -> None:

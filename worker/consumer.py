@@ -113,6 +113,10 @@ class TierConsumer:
         """Deliver nothing more; go on polling, committing and keeping the partitions."""
         self._holding.set()
 
+    def go_on(self) -> None:
+        """Deliver again, after ``hold``."""
+        self._holding.clear()
+
     def close(self, timeout: float) -> None:
         """Commit what is released, leave the group, end the thread."""
         self._closing.set()

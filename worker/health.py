@@ -12,7 +12,10 @@ STALLED_AFTER_S = 120.0  # opening another engine takes a while, and the loop st
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a worker is doing. partitions: assigned now. held: records in memory. Jobs by where they are."""
+    """What a worker is doing. partitions: assigned now. held: records in memory. Jobs by where they are.
+
+    paused: why it takes no jobs for now, though it could.
+    """
 
     worker: str
     model: str
@@ -24,6 +27,7 @@ class Status:
     in_flight: int
     finishing: int
     unconfirmed: int
+    paused: str | None = None
     at: float = field(default_factory=time.monotonic)
 
     @property

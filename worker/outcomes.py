@@ -5,12 +5,14 @@ changed the row, the stored one where somebody was first.
 """
 
 import threading
+import time
 from collections.abc import Callable
 
 from headrace.engine.text import TextCompletion
 from headrace.ledger import Finished, Ledger, OutcomeRow, StoredJob
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState
 from headrace.worker import translate
+from headrace.worker.brake import Brake
 from headrace.worker.bulk import BulkCall
 from headrace.worker.config import WorkerConfig
 from headrace.worker.dead_letters import dead_letter
@@ -44,6 +46,7 @@ class Outcomes:
         look_up: Callable[[Job], None],
         wake: threading.Event,
     ) -> None:
+        self.brake = Brake(config.dead_letters)
         self._config, self._model, self._ledger = config, model, ledger
         self._held, self._look_up = held, look_up
         self._publisher = Publisher(config.client())
@@ -71,13 +74,12 @@ class Outcomes:
         """No job after all: each of its records is rejected at its own place."""
         row = job.row
         self._held.drop(job)
-        self._rejects.put(
-            reject(delivery, code, message, row.tenant, row.batch_id, row.custom_id)
-            for delivery in job.deliveries
-        )
+        for delivery in job.deliveries:
+            self.reject_record(reject(delivery, code, message, row.tenant, row.batch_id, row.custom_id))
 
     def reject_record(self, rejection: Rejection) -> None:
-        """The record was never a job."""
+        """The record is no job."""
+        self.brake.note(dead=True, now=time.monotonic())
         self._rejects.put([rejection])
 
     def publish_stored(self, job: Job, stored: StoredJob) -> None:
@@ -125,6 +127,7 @@ class Outcomes:
 
     def _end(self, job: Job, result: JobResult) -> None:
         job.stage = Stage.ENDING  # from here on nothing else can happen to it
+        self.brake.note(dead=job.dead_letter is not None, now=time.monotonic())
         self._finishes.put([(job, outcome(job, result, self._config.max_result_bytes))])
 
     def _unsuccessful(self, job: Job, state: JobState, error: JobError) -> JobResult:

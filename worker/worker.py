@@ -63,6 +63,7 @@ class Worker:
         self._config, self._ledger = config, ledger
         self._wake = threading.Event()
         self._draining = False
+        self._paused: str | None = None  # why no more jobs are taken for now
         self._running = Running(open_engine)
         model = self._running.model
         self._models = frozenset({model, *config.model_names})
@@ -123,6 +124,11 @@ class Worker:
         """What the worker was doing lately; safe to ask from any thread."""
         return self._status
 
+    @property
+    def health_port(self) -> int | None:
+        """The port that health is served on, once the worker runs."""
+        return None if self._health is None else self._health.port
+
     # --- what happens to one record ---------------------------------------------------------------------------------
 
     def _turn(self) -> None:
@@ -148,11 +154,25 @@ class Worker:
     # --- 1. arrival -------------------------------------------------------------------------------------------------
 
     def _take_arrivals(self) -> None:
-        for _ in range(0 if self._draining else ARRIVALS_A_TURN):
+        self._mind_the_brake()
+        for _ in range(0 if self._draining or self._paused else ARRIVALS_A_TURN):
             inbox = next((inbox for inbox in self._arrivals.values() if inbox), None)
             if inbox is None:
                 return
             self._take(inbox.popleft())
+
+    def _mind_the_brake(self) -> None:
+        """Stop taking jobs once too many have become dead letters; take them again later."""
+        before, self._paused = self._paused, self._outcomes.brake.reason(time.monotonic())
+        if self._draining or bool(before) == bool(self._paused):
+            return
+        for consumer in self._consumers.values():
+            consumer.hold() if self._paused else consumer.go_on()
+        if self._paused:
+            log.error("taking no more jobs: %s", self._paused)
+        else:
+            log.warning("taking jobs again; dead letters will stop it again")
+        self._status = self._take_status()
 
     def _take(self, delivery: Delivery) -> None:
         if delivery.assignment.revoked:
@@ -307,7 +327,7 @@ class Worker:
         return Status(
             worker=self._config.name,
             model=self._running.model,
-            ready=self._running.ready and not self._draining,
+            ready=self._running.ready and not self._draining and not self._paused,
             stopping=self._draining,
             partitions={name: consumer.partitions for name, consumer in self._consumers.items()},
             waiting=self._admission.waiting(),
@@ -315,6 +335,7 @@ class Worker:
             in_flight=len(self._attempts),
             finishing=self._outcomes.writing,
             unconfirmed=self._outcomes.unconfirmed,
+            paused=self._paused,
         )
 
     # --- starting and stopping --------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def worker_config(settings: "Settings") -> "WorkerConfig":
     """A worker's plain values."""
     from headrace.worker import WorkerConfig
     from headrace.worker.admission import default_tiers
+    from headrace.worker.brake import DeadLetterLimit
 
     tiers = default_tiers(settings.tiers)
     return WorkerConfig(
@@ -80,4 +81,5 @@ def worker_config(settings: "Settings") -> "WorkerConfig":
         grace_s=settings.grace_seconds,
         alive_s=settings.alive_seconds,
         health_port=settings.health_port,
+        dead_letters=DeadLetterLimit(most=settings.dead_letter_limit),
     )
