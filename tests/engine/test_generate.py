@@ -290,7 +290,7 @@ import test_generate as t
 
 engine, inner = t.scripted()
 def unhurried(timeout, step=inner.poll):
-    time.sleep(0.005)
+    time.sleep(0.05)
     return step(timeout)
 inner.poll = unhurried
 t.generate(Path(sys.argv[1]), Path(sys.argv[2]), engine, t.parse, max_in_flight=8)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -25,14 +26,15 @@ def ask(port: int, path: str) -> tuple[int, dict]:
 
 
 @pytest.mark.parametrize(
-    ("status", "live", "ready"),
+    ("is_ready", "age", "live", "ready"),
     [
-        (STATUS, 200, 200),
-        (replace(STATUS, ready=False), 200, 503),
-        (replace(STATUS, at=STATUS.at - 1000), 503, 503),  # the loop stands still
+        (True, 0, 200, 200),
+        (False, 0, 200, 503),
+        (True, 1000, 503, 503),  # the loop stands still
     ],
 )
-def test_live_and_ready_say_so_by_their_status(status: Status, live: int, ready: int) -> None:
+def test_live_and_ready_say_so_by_their_status(is_ready: bool, age: float, live: int, ready: int) -> None:
+    status = replace(STATUS, ready=is_ready, at=time.monotonic() - age)
     server = HealthServer(0, lambda: status)
     try:
         assert ask(server.port, "/live")[0] == live
