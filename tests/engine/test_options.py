@@ -11,9 +11,12 @@ import torch
 from one_step import OneSequence
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from headrace.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
@@ -21,6 +24,7 @@ from headrace.engine.edits import MAX_LISTED, edits_of
 from headrace.engine.errors import InvalidRequest
 from headrace.engine.logit_edits import LogitEdits
 from headrace.engine.staging import Staging
+from headrace.kernels.sample import sample
 
 VOCAB = 60
 PROMPT, ANSWER = [5, 6, 7, 5, 8], [9, 5, 9, 10, 7]
@@ -111,6 +115,53 @@ def test_only_allowed_tokens_are_left_with_their_biases() -> None:
     kept = edited(logits, dataclasses.replace(params, min_tokens=9), (2, 33))
     expected[2] = float("-inf")
     torch.testing.assert_close(kept, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_p": 0.9},
+        {"top_k": 10},
+        {"min_p": 0.05},
+        {"repetition_penalty": 1.5},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5},
+        {"logit_bias": ((3, 2.0), (4, -2.0))},
+        {"bad_words": ((5,), (7, 8))},
+        {"allowed_token_ids": tuple(range(20))},
+        {"allowed_token_ids": tuple(range(30)), "repetition_penalty": 1.3, "temperature": 1.3, "top_k": 12},
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_as_often_as_their_edited_logits_say(options: dict[str, object]) -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 1.5
+    params = SamplingParams(**options)
+    if edits_of(params, len(PROMPT), ()):
+        logits = edited(logits, params)
+    expected = logits[None] / (params.temperature or 1.0)
+    for wanted, warper in (
+        (params.top_k, TopKLogitsWarper), (params.min_p, MinPLogitsWarper), (params.top_p, TopPLogitsWarper),
+    ):  # fmt: skip
+        if wanted:
+            expected = warper(wanted)(None, expected)
+    probability = expected[0].softmax(-1)
+    draws = 6000
+    tokens = sample(
+        logits.expand(draws, -1).contiguous(),
+        torch.full((draws,), params.temperature or 1.0),
+        torch.full((draws,), params.top_k or 0, dtype=torch.int32),
+        torch.full((draws,), params.top_p or 1.0),
+        torch.full((draws,), params.min_p or 0.0),
+        torch.full((draws,), 11),
+        torch.arange(draws),
+    )
+    counts = torch.bincount(tokens, minlength=VOCAB)
+    assert not counts[probability == 0].any()
+    kept = probability > 0
+    chi_square = ((counts[kept] - draws * probability[kept]) ** 2 / (draws * probability[kept])).sum()
+    freedom = int(kept.sum()) - 1
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
 
 # -- through the engine ------------------------------------------------------------------------------------------------

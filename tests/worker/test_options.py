@@ -8,6 +8,7 @@ import pytest
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.engine.request import SamplingParams
 from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.worker import translate
@@ -91,6 +92,17 @@ def test_a_mixed_batch_gives_each_line_what_it_asks_for(
     assert several["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
     assert several["usage"]["completion_tokens"] > plain["usage"]["completion_tokens"]
     assert long["usage"]["completion_tokens"] == 12
+
+
+def test_several_answers_share_their_prompts_blocks(engine: LocalTextEngine) -> None:
+    hits = engine._engine.stats().prefix_hits
+    words = " ".join(f"word{n}" for n in range(60))
+    engine.add_many([TextRequest("x", prompt=words, n=4, sampling=SamplingParams(max_tokens=2))])
+    while not (ended := engine.poll(60.0)):
+        pass
+    full = (ended[0].prompt_tokens - 1) // 32 * 32
+    assert full > 0
+    assert engine._engine.stats().prefix_hits - hits == 3 * full
 
 
 def test_log_probabilities_are_those_of_transformers(engine: LocalTextEngine, smollm: Path) -> None:
