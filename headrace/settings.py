@@ -106,7 +106,7 @@ class Settings(BaseSettings):
         description="dead letters a minute (and a tenth of what ends) beyond which a worker pauses; 0: no limit",
     )
     health_port: int | None = Field(
-        None, ge=0, le=65535, description="serves /live, /ready and /status; 0: any port"
+        None, ge=0, le=65535, description="serves /live, /ready, /status and /metrics; 0: any port"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="prompts only ever at debug"

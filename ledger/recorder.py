@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from headrace.ledger.errors import LedgerError, LedgerUnavailable
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.rows import JobRow, RejectionRow
+from headrace.ledger.watch import RecorderMetrics, RecorderStatus
 from headrace.schemas import (
     ControlMessage,
     Envelope,
@@ -36,7 +37,8 @@ log = logging.getLogger(__name__)
 BULK = 5000
 GATHER_S = 0.05  # how long a record waits for company
 KEEP = timedelta(days=90)
-DRAIN_EVERY_S, UPKEEP_EVERY_S = 300.0, 3600.0
+BACKLOG_EVERY_S, DRAIN_EVERY_S, UPKEEP_EVERY_S = 15.0, 300.0, 3600.0
+STATUS_EVERY_S = 1.0
 NEVER_MENDS = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -99,8 +101,14 @@ class Recorder:
             **(kafka or {}),
         }
         self._held: list[Message] = []
+        self._waiting = 0  # records that Postgres does not take for now
         self._writing: tuple[Bulk, Future[bool]] | None = None
-        self._next_drain = self._next_upkeep = 0.0
+        self._next_backlog = self._next_drain = self._next_upkeep = self._next_status = 0.0
+        self.metrics = RecorderMetrics()
+
+    def status(self) -> RecorderStatus:
+        """What the recorder was doing lately; safe to ask from any thread."""
+        return self.metrics.status
 
     def run(self, stop: Event) -> None:
         """Record until `stop` is set. Raises KafkaException on what no retry mends, LedgerError likewise."""
@@ -117,6 +125,7 @@ class Recorder:
 
     def _turn(self, consumer: Consumer, writer: ThreadPoolExecutor, stop: Event) -> None:
         self._upkeep()
+        self._take_status(consumer)
         messages, self._held = [*self._held, *consumer.consume(BULK, GATHER_S)], []
         bulk = self._read(messages)  # while the one before is written
         self._settle(consumer)
@@ -139,6 +148,7 @@ class Recorder:
 
     def _keep_polling(self, consumer: Consumer) -> None:
         """Stay in the group without taking more in. A partition assigned meanwhile may still hand over a record."""
+        self._take_status(consumer)
         consumer.pause(consumer.assignment())
         message = consumer.poll(0)
         if message is not None:
@@ -147,15 +157,21 @@ class Recorder:
     def _write(self, bulk: Bulk, stop: Event) -> bool:
         """Write it, for as long as it takes; False if told to stop before that."""
         while True:
+            began = time.monotonic()
             try:
                 self._ledger.apply_control(bulk.control)
                 new = self._ledger.record(bulk.jobs, bulk.rejections)
             except LedgerUnavailable as error:
                 log.warning("Postgres is away, %d records wait: %s", len(bulk.jobs), error)
+                self.metrics.unavailable()
+                self._waiting = len(bulk.jobs) + len(bulk.rejections) + len(bulk.control)
                 if stop.wait(1.0):
                     return False
             else:
                 log.debug("recorded %d jobs, %d of them new", len(bulk.jobs), new)
+                counts = len(bulk.jobs), len(bulk.rejections), len(bulk.control)
+                self.metrics.written(*counts, new=new, seconds=time.monotonic() - began)
+                self._waiting = 0
                 return True
 
     def _read(self, messages: Iterable[Message]) -> Bulk:
@@ -184,18 +200,36 @@ class Recorder:
 
     def _upkeep(self) -> None:
         now = time.monotonic()
-        if now < min(self._next_drain, self._next_upkeep):
+        if now < min(self._next_backlog, self._next_drain, self._next_upkeep):
             return
         try:
+            if now >= self._next_backlog:
+                self._next_backlog = now + BACKLOG_EVERY_S
+                self.metrics.backlog = self._ledger.backlog()
             if now >= self._next_upkeep:
                 self._next_upkeep = now + UPKEEP_EVERY_S
                 self._ledger.ensure_partitions()
                 for day in self._ledger.retire(self._keep):
                     log.info("dropped the partitions of %s", day)
-            self._next_drain = now + DRAIN_EVERY_S
-            self._ledger.drain()
+            if now >= self._next_drain:
+                self._next_drain = now + DRAIN_EVERY_S
+                self._ledger.drain()
         except LedgerError as error:
             log.warning("upkeep has to wait: %s", error)
+
+    def _take_status(self, consumer: Consumer) -> None:
+        now = time.monotonic()
+        if now >= self._next_status:
+            self._next_status = now + STATUS_EVERY_S
+            assigned = consumer.assignment()
+            lag = sum(_behind(consumer, each) for each in consumer.position(assigned))
+            self.metrics.status = RecorderStatus(len(assigned), self._waiting, lag)
+
+
+def _behind(consumer: Consumer, at: TopicPartition) -> int:
+    """Records between the position and the partition's end, as librdkafka last heard of it: no question asked."""
+    ends = consumer.get_watermark_offsets(at, cached=True)
+    return max(0, ends[1] - at.offset) if ends is not None and at.offset >= 0 else 0
 
 
 def _rejection(error: Unparsable, source: Source) -> RejectionRow:

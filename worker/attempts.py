@@ -15,6 +15,7 @@ from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import ErrorCode, JobState
 from headrace.worker.bulk import BulkCall
 from headrace.worker.job import Job, Stage
+from headrace.worker.metrics import Metrics
 from headrace.worker.outcomes import Outcomes
 from headrace.worker.retries import retry_for
 from headrace.worker.running import Running
@@ -37,6 +38,7 @@ class Attempts:
         running: Running,
         ledger: Ledger,
         outcomes: Outcomes,
+        metrics: Metrics,
         *,
         rank: Callable[[str], int],
         look_up: Callable[[Job], None],
@@ -44,12 +46,15 @@ class Attempts:
         wake: threading.Event,
     ) -> None:
         self._worker, self._running, self._ledger, self._outcomes = worker, running, ledger, outcomes
+        self._metrics = metrics
         self._rank, self._look_up, self._park, self._wake = rank, look_up, park, wake
         self._in_flight: dict[UUID, Job] = {}
         self._begun: list[Job] = []  # for the engine to take
         self._stopped: list[Job] = []  # for the engine to abort
-        self._begins = BulkCall("begin", self._call_begin, wake)
-        self._returns = BulkCall("end attempts", self._call_end_attempts, wake)
+        self._begins = BulkCall("begin", self._call_begin, wake, meter=metrics.call("begin"))
+        self._returns = BulkCall(
+            "end attempts", self._call_end_attempts, wake, meter=metrics.call("end attempts")
+        )
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -105,6 +110,7 @@ class Attempts:
             id = job.row.id
             if id in answer:
                 job.attempt = attempt.attempt
+                self._metrics.started(job)
                 self._begun.append(job)
                 continue
             del self._in_flight[id]
@@ -123,6 +129,7 @@ class Attempts:
                 self._running.abort(stopped)
             ended = self._running.collect(wait)
         except EngineDead as death:
+            self._metrics.engine_died()
             self._return(self._running.bury(death), died=True)
             return
         for job, completion in ended:
@@ -150,7 +157,8 @@ class Attempts:
         if job.verdict is None and aborted:
             self._return([job], died=False)
             return
-        if job.verdict is None and retry is not None:
+        if job.verdict is None and retry is not None and done.error is not None:
+            self._metrics.retried(done.error.code)
             self._return([job], died=False, until=now + retry.wait_s(job.attempt))
             return
         del self._in_flight[job.row.id]

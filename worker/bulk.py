@@ -7,11 +7,13 @@ because every item belongs to a delivery, and consumers pause on those.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from headrace.ledger.errors import LedgerUnavailable
+from headrace.worker.metrics import CallMeter
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +28,14 @@ class BulkCall(Generic[I, R]):
     """One kind of call, one at a time, in order. ``wake`` is set when a result is there."""
 
     def __init__(
-        self, name: str, call: Callable[[list[I]], R], wake: threading.Event, most: int = MOST
+        self,
+        name: str,
+        call: Callable[[list[I]], R],
+        wake: threading.Event,
+        most: int = MOST,
+        meter: CallMeter | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._meter = name, meter
         self._call, self._wake, self._most = call, wake, most
         self._items: deque[I] = deque()
         self._results: deque[tuple[list[I], R]] = deque()
@@ -96,9 +103,15 @@ class BulkCall(Generic[I, R]):
     def _insist(self, batch: list[I]) -> tuple[R] | None:
         """Call until Postgres answers; None if told to stop first."""
         while not self._stopping.is_set():
+            began = time.monotonic()
             try:
-                return (self._call(batch),)
+                result = self._call(batch)
+                if self._meter is not None:
+                    self._meter.done(time.monotonic() - began, len(batch))
+                return (result,)
             except LedgerUnavailable as error:
+                if self._meter is not None:
+                    self._meter.unavailable()
                 log.warning("%s: %d items wait for Postgres: %s", self.name, self.pending, error)
                 self._stopping.wait(AGAIN_AFTER_S)
         return None

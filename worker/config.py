@@ -28,7 +28,7 @@ class WorkerConfig:
     memory, for each tier. max_result_bytes: larger results fail (Kafka would not take them). grace_s: how long what
     runs may go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead.
     name: unique to this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer).
-    health_port: serves /live, /ready and /status; None for none, 0 for any. dead_letters: beyond how many the worker
+    health_port: serves /live, /ready, /status and /metrics; None for none, 0 for any. dead_letters: beyond how many the worker
     takes nothing more for a while.
     """
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,7 @@ class TierConsumer:
         prefetch: records held at once, from delivery to release; then the consumer pauses.
         max_bytes: the same in bytes.
         inbox: where deliveries go; ``wake`` is set after each.
+        on_committed: told of each partition's commit: ``done``, ``overtaken`` by a rebalance, or ``failed``.
     """
 
     def __init__(
@@ -83,7 +84,10 @@ class TierConsumer:
         max_bytes: int,
         inbox: deque[Delivery],
         wake: threading.Event,
+        on_committed: Callable[[str], None] = lambda outcome: None,
     ) -> None:
+        self._tell_committed = on_committed
+        self.lag = 0  # records behind the end of the partitions, as of the last fetch
         self.topic, self.tier = topic, tier
         self.failure: ConsumerFailed | None = None
         self.revokes = 0  # grows whenever partitions are taken away
@@ -157,6 +161,7 @@ class TierConsumer:
         if time.monotonic() >= self._next_commit:
             self._next_commit = time.monotonic() + COMMIT_EVERY_S
             self._commit(consumer)
+            self.lag = sum(_behind(consumer, each) for each in self.tracker.assignments)
 
     def _receive(self, messages: list[Message]) -> None:
         for message in messages:
@@ -225,9 +230,12 @@ class TierConsumer:
         for each in offsets:
             wrong = error or each.error
             if wrong is None:
+                self._tell_committed("done")
                 continue
             self._committed.pop((each.topic, each.partition), None)  # try again in a second
-            level = logging.DEBUG if wrong.code() in OVERTAKEN else logging.WARNING
+            overtaken = wrong.code() in OVERTAKEN
+            self._tell_committed("overtaken" if overtaken else "failed")
+            level = logging.DEBUG if overtaken else logging.WARNING
             log.log(level, "commit of %s[%s] at %s: %s", each.topic, each.partition, each.offset, wrong)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -288,6 +296,15 @@ def _delivery(message: Message, tier: str, assignment: Assignment) -> Delivery:
         message.value(),
         message.headers() or [],
     )
+
+
+def _behind(consumer: Consumer, assignment: Assignment) -> int:
+    """Records between what may be committed and the partition's end, as librdkafka last heard of it: no question asked."""
+    if assignment.committable is None:
+        return 0
+    place = TopicPartition(assignment.topic, assignment.partition)
+    ends = consumer.get_watermark_offsets(place, cached=True)
+    return max(0, ends[1] - assignment.committable) if ends is not None else 0
 
 
 def _offsets(offsets: Mapping[tuple[str, int], int]) -> list[TopicPartition]:

@@ -1,4 +1,4 @@
-"""Whether this worker lives and is ready, for whoever runs it: /live, /ready and /status over HTTP."""
+"""Whether a process lives and is ready, and what it measures: /live, /ready, /status and /metrics over HTTP."""
 
 import json
 import threading
@@ -6,6 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar, Protocol
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from headrace.engine.request import EngineStats
 
 STALLED_AFTER_S = 120.0  # opening another engine takes a while, and the loop stands still meanwhile
 
@@ -14,7 +19,7 @@ STALLED_AFTER_S = 120.0  # opening another engine takes a while, and the loop st
 class Status:
     """What a worker is doing. partitions: assigned now. held: records in memory. Jobs by where they are.
 
-    paused: why it takes no jobs for now, though it could.
+    paused: why it takes no jobs for now, though it could. engine: its own snapshot; None before the first.
     """
 
     worker: str
@@ -28,6 +33,7 @@ class Status:
     finishing: int
     unconfirmed: int
     paused: str | None = None
+    engine: EngineStats | None = None
     at: float = field(default_factory=time.monotonic)
 
     @property
@@ -36,11 +42,27 @@ class Status:
         return time.monotonic() - self.at < STALLED_AFTER_S
 
 
-class HealthServer:
-    """Answers on a port of its own: 200 or 503, with the status as JSON."""
+class Health(Protocol):
+    """What a process says of itself: a dataclass, shown as JSON."""
 
-    def __init__(self, port: int, status: Callable[[], Status]) -> None:
-        self._server = ThreadingHTTPServer(("", port), _handler(status))
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def live(self) -> bool:
+        """False when only a restart will help."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it does its work now."""
+
+
+class HealthServer:
+    """Answers on a port of its own: 200 or 503, with the status as JSON; and Prometheus."""
+
+    def __init__(
+        self, port: int, status: Callable[[], Health], registry: CollectorRegistry | None = None
+    ) -> None:
+        self._server = ThreadingHTTPServer(("", port), _handler(status, registry or CollectorRegistry()))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
@@ -54,17 +76,23 @@ class HealthServer:
         self._server.server_close()
 
 
-def _handler(status: Callable[[], Status]) -> type[BaseHTTPRequestHandler]:
+def _handler(status: Callable[[], Health], registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+                return
             now = status()
             verdicts = {"/live": now.live, "/ready": now.live and now.ready, "/status": True}
             if self.path not in verdicts:
                 self.send_error(404)
                 return
-            body = json.dumps({**asdict(now), "live": now.live}).encode()
-            self.send_response(200 if verdicts[self.path] else 503)
-            self.send_header("content-type", "application/json")
+            body = json.dumps({**asdict(now), "live": now.live, "ready": now.ready}).encode()
+            self._answer(200 if verdicts[self.path] else 503, "application/json", body)
+
+        def _answer(self, code: int, content_type: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("content-type", content_type)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

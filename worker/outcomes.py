@@ -18,6 +18,7 @@ from headrace.worker.config import WorkerConfig
 from headrace.worker.dead_letters import dead_letter
 from headrace.worker.held import Held
 from headrace.worker.job import Job, Rejection, Stage, reject
+from headrace.worker.metrics import Metrics
 from headrace.worker.publisher import Publisher
 from headrace.worker.results import dead_letter_reason, outcome, result_record
 
@@ -43,21 +44,23 @@ class Outcomes:
         model: str,
         ledger: Ledger,
         held: Held,
+        metrics: Metrics,
         look_up: Callable[[Job], None],
         wake: threading.Event,
     ) -> None:
         self.brake = Brake(config.dead_letters)
         self._config, self._model, self._ledger = config, model, ledger
-        self._held, self._look_up = held, look_up
+        self._held, self._metrics, self._look_up = held, metrics, look_up
         self._publisher = Publisher(config.client())
-        self._finishes = BulkCall("finish", self._call_finish, wake)
-        self._rejects = BulkCall("reject", self._call_reject, wake)
+        self._finishes = BulkCall("finish", self._call_finish, wake, meter=metrics.call("finish"))
+        self._rejects = BulkCall("reject", self._call_reject, wake, meter=metrics.call("reject"))
 
     # --- ends -------------------------------------------------------------------------------------------------------
 
     def succeed(self, job: Job, done: TextCompletion) -> None:
         """The engine has answered."""
         assert job.request is not None
+        self._metrics.answered(done)
         names = {"model": self._model, "worker": self._config.name}
         self._end(job, translate.succeeded(job.request, done, run=job.run, attempt=job.attempt, **names))
 
@@ -79,6 +82,7 @@ class Outcomes:
 
     def reject_record(self, rejection: Rejection) -> None:
         """The record is no job."""
+        self._metrics.died(rejection.row.code)
         self.brake.note(dead=True, now=time.monotonic())
         self._rejects.put([rejection])
 
@@ -127,6 +131,8 @@ class Outcomes:
 
     def _end(self, job: Job, result: JobResult) -> None:
         job.stage = Stage.ENDING  # from here on nothing else can happen to it
+        if job.dead_letter is not None:
+            self._metrics.died(job.dead_letter.code)
         self.brake.note(dead=job.dead_letter is not None, now=time.monotonic())
         self._finishes.put([(job, outcome(job, result, self._config.max_result_bytes))])
 
@@ -149,6 +155,10 @@ class Outcomes:
 
     def _note_written(self, job: Job, row: OutcomeRow, finished: Finished) -> None:
         id = job.row.id
+        if id in finished.changed:
+            self._metrics.ended(job, row.state, row.error_code)
+        elif id in finished.refused and id in finished.winners:
+            self._metrics.ended(job, JobState.FAILED, ErrorCode.LEDGER_REJECTED)
         body = row.body if id in finished.changed else finished.winners.get(id)
         if body is not None:
             self._publish(job, body)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePath
 
 from headrace.engine.errors import EngineDead, EngineError
+from headrace.engine.request import EngineStats
 from headrace.engine.text import TextCompletion, TextEngine
 from headrace.worker.job import Job, Stage
 from headrace.worker.translate import to_request
@@ -29,6 +30,7 @@ class Running:
         self._jobs: dict[str, Job] = {}
         self._deaths_in_a_row = 0
         self._open_at = 0.0
+        self._stats: EngineStats | None = None
         self.model = served_name(self._engine.model)
 
     def __len__(self) -> int:
@@ -38,6 +40,16 @@ class Running:
     def ready(self) -> bool:
         """Whether there is an engine to start jobs in."""
         return self._engine is not None
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The engine's latest snapshot; a dead one's last. None before the first."""
+        try:
+            if self._engine is not None:
+                self._stats = self._engine.stats()
+        except EngineError as error:  # it is dead, which whoever runs something in it will see
+            log.debug("no snapshot of the engine: %s", error)
+        return self._stats
 
     def start(self, jobs: Iterable[tuple[Job, int]]) -> None:
         """Run jobs, each with its priority (0 first). Raises EngineDead; then they are to be buried too."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from uuid import UUID
 
 from headrace.engine.text import TextEngine
@@ -30,6 +31,7 @@ from headrace.worker.health import HealthServer, Status
 from headrace.worker.heartbeat import Heartbeat
 from headrace.worker.held import Held
 from headrace.worker.job import Job, Rejection, Stage, read
+from headrace.worker.metrics import Metrics
 from headrace.worker.outcomes import Outcomes
 from headrace.worker.running import Running
 from headrace.worker.timetable import Timetable
@@ -67,18 +69,20 @@ class Worker:
         self._running = Running(open_engine)
         model = self._running.model
         self._models = frozenset({model, *config.model_names})
+        self._metrics = Metrics([tier.name for tier in config.tiers], model)
 
         self._held = Held(lambda delivery: self._consumers[delivery.tier].release(delivery))
-        self._lookups = BulkCall("lookup", self._call_lookup, self._wake)
+        self._lookups = BulkCall("lookup", self._call_lookup, self._wake, meter=self._metrics.call("lookup"))
         self._admission: Admission[Job] = Admission(config.tiers)
         self._suspects = suspects.Suspects()
         self._apart = False  # what is in flight is a group of suspects
-        self._outcomes = Outcomes(config, model, ledger, self._held, self._look_up, self._wake)
+        self._outcomes = Outcomes(config, model, ledger, self._held, self._metrics, self._look_up, self._wake)
         self._attempts = Attempts(
             config.name,
             self._running,
             ledger,
             self._outcomes,
+            self._metrics,
             rank=self._admission.rank,
             look_up=self._look_up,
             park=self._park,
@@ -99,6 +103,7 @@ class Worker:
                 max_bytes=config.max_held_bytes,
                 inbox=self._arrivals[tier.name],
                 wake=self._wake,
+                on_committed=partial(self._metrics.committed, tier.name),
             )
             for tier in config.tiers
         }
@@ -109,6 +114,9 @@ class Worker:
         self._heartbeat = Heartbeat(ledger, config.name, config.pool, model, config.alive_s)
         self._health: HealthServer | None = None
         self._status = self._take_status()
+        self._metrics.watch(
+            self.status, lambda: {name: consumer.lag for name, consumer in self._consumers.items()}
+        )
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop`` is set, then stop cleanly. Raises what no retry mends."""
@@ -336,6 +344,7 @@ class Worker:
             finishing=self._outcomes.writing,
             unconfirmed=self._outcomes.unconfirmed,
             paused=self._paused,
+            engine=self._running.stats,
         )
 
     # --- starting and stopping --------------------------------------------------------------------------------------
@@ -343,7 +352,7 @@ class Worker:
     def _start(self) -> None:
         self._heartbeat.start()
         if self._config.health_port is not None:
-            self._health = HealthServer(self._config.health_port, self.status)
+            self._health = HealthServer(self._config.health_port, self.status, self._metrics.registry)
         self._control.start()
         for consumer in self._consumers.values():
             consumer.start()

@@ -1,5 +1,6 @@
 """`headrace worker` and `headrace recorder`: the processes that stay."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,11 +57,16 @@ def recorder() -> None:
 
     from headrace.ledger import Ledger
     from headrace.ledger.recorder import Recorder
+    from headrace.worker.health import HealthServer
 
-    with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
-        Recorder(
+    with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger, ExitStack() as stack:
+        recorder = Recorder(
             context.bootstrap_servers(settings), context.topics(settings), ledger, kafka=settings.kafka
-        ).run(stop)
+        )
+        if settings.health_port is not None:
+            server = HealthServer(settings.health_port, recorder.status, recorder.metrics.registry)
+            stack.callback(server.close)
+        recorder.run(stop)
 
 
 def worker_config(settings: "Settings") -> "WorkerConfig":
