@@ -1,7 +1,7 @@
 """Batches opened and closed, jobs and batches cancelled."""
 
 from datetime import UTC, datetime
-from uuid import uuid4
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from headrace.schemas import (
     parse_control,
 )
 
-ID = uuid4()
+ID = UUID("b4e151dd-fe31-4449-840a-54cb7c5a6902")
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
 
 
