@@ -167,7 +167,10 @@ class Stack:
     def _launch(self, name: str, arguments: tuple[str, ...]) -> Child:
         # -P: the current directory must not decide what is imported.
         command = [sys.executable, "-P", "-m", "headrace", *arguments]
-        return self._own(Child.start(name, command, self._log(name), env=self._environment, grace_s=QUICK_S))
+        environment = self._environment
+        if name != "worker":  # the recorder serves health too, and one machine has a port once
+            environment = {**environment, "HEADRACE_HEALTH_PORT": ""}
+        return self._own(Child.start(name, command, self._log(name), env=environment, grace_s=QUICK_S))
 
     def _run(self, name: str, *arguments: str) -> None:
         child = self._launch(name, arguments)

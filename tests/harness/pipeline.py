@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
+import crash_points
 import psycopg
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from standin import StandInEngine
 
 from headrace.ledger import Ledger
+from headrace.ledger.recorder import Recorder
 from headrace.schemas import ControlMessage, JobResult, Topics, uuid7
 from headrace.worker import Worker, WorkerConfig
 
@@ -131,10 +133,17 @@ class Pipeline:
         return running
 
     def start_process(
-        self, engine: Mapping[str, Any] | None = None, **config: Any
+        self,
+        engine: Mapping[str, Any] | None = None,
+        *,
+        role: str = "worker",
+        crash: str | None = None,
+        **config: Any,
     ) -> "subprocess.Popen[bytes]":
-        """A worker as a process; ``engine`` are StandInEngine's arguments."""
+        """A worker or recorder as a process; ``engine`` are StandInEngine's arguments; ``crash``: see crash_points."""
         told = {
+            "role": role,
+            "crash": crash,
             "bootstrap": self.bootstrap,
             "database_url": self.database_url,
             "prefix": self.topics.prefix,
@@ -276,7 +285,13 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    config = worker_config(told["bootstrap"], Topics(prefix=told["prefix"]), told["config"])
+    topics = Topics(prefix=told["prefix"])
+    crash_points.arm(told["crash"])
+    if told["role"] == "recorder":
+        with Ledger(told["database_url"]) as ledger:
+            Recorder(told["bootstrap"], topics, ledger, kafka=QUICK_GROUP).run(stop)
+        return
+    config = worker_config(told["bootstrap"], topics, told["config"])
     with Ledger(told["database_url"]) as ledger:
         Worker(config, lambda: StandInEngine(**told["engine"]), ledger).run(stop)
 
