@@ -9,8 +9,8 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.executor import StepHandle
 from headrace.engine.intake import new_sequence, refuse_duplicates
 from headrace.engine.plan import StepPlan
-from headrace.engine.request import EngineStats, ModelInfo, Request
-from headrace.engine.scheduler import Scheduler, StepOutput
+from headrace.engine.request import EngineStats, ModelInfo, Request, StepOutput
+from headrace.engine.scheduler import Scheduler
 
 
 class Engine:

@@ -18,8 +18,7 @@ from typing import Any
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineDead, EngineError
 from headrace.engine.intake import new_sequence, refuse_duplicates
-from headrace.engine.request import EngineStats, ModelInfo, Request
-from headrace.engine.scheduler import StepOutput
+from headrace.engine.request import EngineStats, ModelInfo, Request, StepOutput
 
 STATS_EVERY_S = 0.25
 IDLE_WAIT_S = 1.0

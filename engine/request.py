@@ -122,6 +122,22 @@ class Completion:
     logprobs: Logprobs | None = None
 
 
+@dataclass(slots=True)
+class StepOutput:
+    """What one or more steps brought: new tokens of ``stream`` requests (id, ids), and requests that ended."""
+
+    tokens: list[tuple[str, list[int]]] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.completions)
+
+    def extend(self, other: "StepOutput") -> None:
+        """Append another step's output."""
+        self.tokens += other.tokens
+        self.completions += other.completions
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot for metrics and admission. Blocks: free + cached + live = total when idle."""

@@ -14,38 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.block_pool import BlockPool
-from headrace.engine.plan import Ints, SamplingRows, StepPlan
+from headrace.engine.layout import StepLayout
+from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.prefix_tree import PrefixTree
-from headrace.engine.request import Completion, EngineStats, FinishReason, Logprobs
+from headrace.engine.request import EngineStats, FinishReason, StepOutput
 from headrace.engine.sequence import Sequence, SequenceStatus
-from headrace.engine.sharers import NO_GROUPS, Sharers
+from headrace.engine.sharers import Sharers
 from headrace.engine.slots import Slots
 from headrace.engine.waiting import WaitingQueue
 
 LOOKAHEAD = 64
 """Waiting sequences that may be passed over in one step because a running one is filling their prefix."""
 
-
 PLANNED = 512
 """Waiting sequences of one priority and deadline that are ordered by prompt at a time."""
 
 _NONE: Ints = np.empty(0, np.int32)
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one or more steps brought: new tokens of ``stream`` requests (id, ids), and requests that ended."""
-
-    tokens: list[tuple[str, list[int]]] = field(default_factory=list)
-    completions: list[Completion] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.tokens or self.completions)
-
-    def extend(self, other: "StepOutput") -> None:
-        """Append another step's output."""
-        self.tokens += other.tokens
-        self.completions += other.completions
 
 
 class _Seat(Enum):
@@ -63,15 +47,6 @@ class _Chunks:
     budget: int
     slots: list[int] = field(default_factory=list)
     lens: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _TableUpdates:
-    """Block-table entries that changed since the last plan."""
-
-    slots: list[Ints] = field(default_factory=list)
-    index: list[Ints] = field(default_factory=list)
-    blocks: list[Ints] = field(default_factory=list)
 
 
 class Scheduler:
@@ -100,11 +75,9 @@ class Scheduler:
         self._waiting = WaitingQueue(PLANNED)
         self._by_id: dict[str, Sequence] = {}
         self._leavers: dict[tuple[int, int], Sequence] = {}
-        self._updates = _TableUpdates()
-        self._seated: list[Sequence] = []
-        self._sharers = Sharers(self.slots, self.pool)
+        self._layout = StepLayout(self.slots, Sharers(self.slots, self.pool) if prefix_cache else None)
         self._ended = StepOutput()
-        self._steps = self._preemptions = self._queries = self._hits = 0
+        self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated = 0
 
     # -- requests in and out ------------------------------------------------------------------------------------
@@ -155,7 +128,7 @@ class Scheduler:
             self._chunk(slot, chunks)
         if not len(decodes) and not chunks.slots:
             return None
-        return self._plan(decodes, np.array(chunks.slots, np.int32), np.array(chunks.lens, np.int32))
+        return self._layout.plan(decodes, np.array(chunks.slots, np.int32), np.array(chunks.lens, np.int32))
 
     def retire(
         self, plan: StepPlan, tokens: NDArray[np.int64], logprobs: NDArray[np.int32] | None = None
@@ -203,12 +176,12 @@ class Scheduler:
             preemptions=self._preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
-            steps=self._steps,
+            steps=self._layout.steps,
             wasted_tokens=int(np.maximum(spare, 0).sum()),
         )
 
     def check(self) -> None:
-        """Assert what must hold between steps: no block lost or owned twice uncounted, every block held is counted."""
+        """Assert what must hold between steps: no block is lost, and each is counted once for each sequence that holds it."""
         self.pool.check()
         held = np.zeros(self.pool.num_blocks, np.int32)
         for slot in np.flatnonzero(self.slots.active).tolist():
@@ -237,12 +210,7 @@ class Scheduler:
         index = s.num_blocks[slots]
         s.block_tables[slots, index] = blocks
         s.num_blocks[slots] += 1
-        self._update_tables(slots, index, blocks)
-
-    def _update_tables(self, slots: Ints, index: Ints, blocks: Ints) -> None:
-        self._updates.slots.append(slots)
-        self._updates.index.append(index)
-        self._updates.blocks.append(blocks)
+        self._layout.set_blocks(slots, index, blocks)
 
     # -- prefill ------------------------------------------------------------------------------------------------
 
@@ -307,7 +275,7 @@ class Scheduler:
         s.block_tables[slot, : len(blocks)] = blocks
         s.num_blocks[slot] = len(blocks)
         s.computed[slot] = len(shared) * size
-        self._update_tables(
+        self._layout.set_blocks(
             np.full(len(blocks), slot, np.int32), np.arange(len(blocks), dtype=np.int32), blocks
         )
         seq.status = SequenceStatus.RUNNING
@@ -335,65 +303,13 @@ class Scheduler:
         return min(self.slots.running, self.pool.num_blocks // 50)
 
     def _note_admission(self, seq: Sequence, cached: int) -> None:
-        self._seated.append(seq)
-        self._queries += seq.prompt_len
-        self._hits += min(cached, seq.prompt_len)
+        self._layout.seat(seq)
         if seq.scheduled_at is None:
+            self._queries += seq.prompt_len
+            self._hits += min(cached, seq.prompt_len)
             seq.scheduled_at = self._clock()
             seq.cached_tokens = cached
             self._prompt_tokens += seq.prompt_len
-
-    # -- the plan -----------------------------------------------------------------------------------------------
-
-    def _plan(self, decodes: Ints, slots: Ints, lens: Ints) -> StepPlan:
-        """Lay the step out as arrays, single-token rows first, and move the slots' counters past it."""
-        s = self.slots
-        groups = NO_GROUPS
-        if self.prefix_cache:
-            decodes, groups = self._sharers.group(decodes)
-        slots = np.concatenate([decodes, slots[lens == 1], slots[lens > 1]])
-        num_decodes = len(decodes) + int(np.count_nonzero(lens == 1))
-        lens = np.concatenate([np.ones(num_decodes, np.int32), lens[lens > 1]])
-        starts = s.computed[slots]
-        heads = slots[:num_decodes]
-        at = s.computed[heads]
-        on_host = at < s.retired[heads]
-        ids = np.where(on_host, s.tokens[heads, np.where(on_host, at, 0)], -1)
-        ends = starts + lens
-        parts = [s.tokens[slots[r], starts[r] : ends[r]] for r in range(num_decodes, len(slots))]
-        s.computed[slots] += lens
-        sample_rows = np.flatnonzero(s.computed[slots] == s.known[slots]).astype(np.int32)
-        sampled = slots[sample_rows]
-        wanted = s.logprobs[sampled]
-        logprob_rows = np.flatnonzero(wanted >= 0).astype(np.int32)
-        edited = np.flatnonzero(s.known[sampled] < s.edited_before[sampled]).astype(np.int32)
-        s.known[sampled] += 1
-        s.in_flight[sampled] += 1
-        self._steps += 1
-        updates, self._updates = self._updates, _TableUpdates()
-        seated, self._seated = self._seated, []
-        return StepPlan(
-            number=self._steps,
-            slots=slots,
-            query_lens=lens,
-            starts=starts,
-            num_decodes=num_decodes,
-            token_ids=np.concatenate([ids.astype(np.int32), *parts]),
-            sample_rows=sample_rows,
-            epochs=s.epoch[sampled],
-            table_slots=_joined(updates.slots),
-            table_index=_joined(updates.index),
-            table_blocks=_joined(updates.blocks),
-            group_start=groups.start,
-            group_rows=groups.rows,
-            group_keys=groups.keys,
-            sampling=_sampling_rows(seated),
-            all_greedy=bool(s.greedy[sampled].all()),
-            no_filters=not s.filtered[sampled].any(),
-            edited=edited,
-            logprob_rows=logprob_rows,
-            logprob_counts=wanted[logprob_rows],
-        )
 
     # -- making way ---------------------------------------------------------------------------------------------
 
@@ -418,11 +334,14 @@ class Scheduler:
 
     def _displaceable(self, priority: int) -> list[Sequence]:
         """Running sequences that a newcomer may push back: the least urgent first, then those with least to lose."""
-        running = [seq for seq in self.slots.sequence if seq is not None]
-        lower = [s for s in running if s.request.priority > priority and s.displaced < self.max_preemptions]
-        generated = self.slots.known
+        lower = [
+            seq
+            for seq in self.slots.sequence
+            if seq is not None and seq.request.priority > priority and seq.displaced < self.max_preemptions
+        ]
+        known = self.slots.known
         return sorted(
-            lower, key=lambda s: (-s.request.priority, generated[s.slot] - s.prompt_len, -s.arrival)
+            lower, key=lambda seq: (-seq.request.priority, known[seq.slot] - seq.prompt_len, -seq.arrival)
         )
 
     def _least_urgent(self) -> Sequence:
@@ -466,26 +385,7 @@ class Scheduler:
             self._leave(seq)
         seq.status = SequenceStatus.FINISHED
         del self._by_id[seq.id]
-        now = self._clock()
-        generated = seq.tokens[seq.prompt_len : keep].tolist()
-        if stop_token is not None and not seq.request.sampling.include_stop:
-            generated = generated[:-1]
-        named = stop_token is not None and stop_token in seq.request.sampling.stop_token_ids
-        self._ended.completions.append(
-            Completion(
-                id=seq.id,
-                token_ids=generated,
-                finish_reason=reason,
-                stop_reason=stop_token if named else None,
-                prompt_tokens=seq.prompt_len,
-                cached_tokens=min(seq.cached_tokens, seq.prompt_len),
-                preemptions=seq.preemptions,
-                queued_s=(seq.scheduled_at or now) - seq.added_at,
-                first_token_s=(seq.first_token_at or now) - seq.added_at,
-                total_s=now - seq.added_at,
-                logprobs=_logprobs(seq, len(generated)),
-            )
-        )
+        self._ended.completions.append(seq.completion(reason, self._clock(), stop_token, keep))
 
     def _retire_leaver(self, tenancy: tuple[int, int], token: int) -> None:
         """A token of a sequence that has left its slot: still wanted if it was preempted, dropped if it has ended."""
@@ -531,32 +431,3 @@ class Scheduler:
         seq = self.slots.sequence[slot]
         assert seq is not None, "an empty slot was scheduled"
         return seq
-
-
-def _logprobs(seq: Sequence, count: int) -> Logprobs | None:
-    """The first ``count`` lines of a sequence's log-probabilities."""
-    wanted = seq.request.sampling.logprobs
-    if wanted is None:
-        return None
-    lines = np.array([line[: 1 + 2 * wanted] for line in seq.logprobs[:count]], np.int32).reshape(
-        count, 1 + 2 * wanted
-    )
-    values = lines.view(np.float32)
-    return Logprobs(values[:, 0].copy(), lines[:, 1::2].copy(), values[:, 2::2].copy())
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts) if parts else np.empty(0, np.int32)
-
-
-def _sampling_rows(sequences: list[Sequence]) -> SamplingRows:
-    params = [seq.request.sampling for seq in sequences]
-    return SamplingRows(
-        slots=np.array([seq.slot for seq in sequences], np.int32),
-        temperature=np.array([1.0 if p.temperature is None else p.temperature for p in params], np.float32),
-        top_k=np.array([p.top_k or 0 for p in params], np.int32),
-        top_p=np.array([1.0 if p.top_p is None else p.top_p for p in params], np.float32),
-        min_p=np.array([p.min_p or 0.0 for p in params], np.float32),
-        seeds=np.array([seq.seed for seq in sequences], np.int64),
-        edits=[(seq.slot, seq.edits) for seq in sequences if seq.edits],
-    )

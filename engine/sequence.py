@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.edits import Edits
 from headrace.engine.prefix_tree import Node
-from headrace.engine.request import Request
+from headrace.engine.request import Completion, FinishReason, Logprobs, Request
 
 
 class SequenceStatus(Enum):
@@ -65,6 +65,38 @@ class Sequence:
         """Sorts waiting sequences: priority, then deadline, then arrival."""
         deadline = self.request.deadline
         return (self.request.priority, float("inf") if deadline is None else deadline, self.arrival)
+
+    def completion(
+        self, reason: FinishReason, now: float, stop_token: int | None, keep: int | None
+    ) -> Completion:
+        """How it ended: at ``stop_token``, if one ended it, with the first ``keep`` tokens (prompt included) or all."""
+        params = self.request.sampling
+        generated = self.tokens[self.prompt_len : keep].tolist()
+        if stop_token is not None and not params.include_stop:
+            generated = generated[:-1]
+        return Completion(
+            id=self.id,
+            token_ids=generated,
+            finish_reason=reason,
+            stop_reason=stop_token if stop_token in params.stop_token_ids else None,
+            prompt_tokens=self.prompt_len,
+            cached_tokens=min(self.cached_tokens, self.prompt_len),
+            preemptions=self.preemptions,
+            queued_s=(self.scheduled_at or now) - self.added_at,
+            first_token_s=(self.first_token_at or now) - self.added_at,
+            total_s=now - self.added_at,
+            logprobs=self._logprobs(len(generated)),
+        )
+
+    def _logprobs(self, count: int) -> Logprobs | None:
+        """The first ``count`` lines of the log-probabilities, unpacked."""
+        wanted = self.request.sampling.logprobs
+        if wanted is None:
+            return None
+        width = 1 + 2 * wanted
+        lines = np.array([line[:width] for line in self.logprobs[:count]], np.int32).reshape(count, width)
+        values = lines.view(np.float32)
+        return Logprobs(values[:, 0].copy(), lines[:, 1::2].copy(), values[:, 2::2].copy())
 
     def __lt__(self, other: "Sequence") -> bool:
         return self.urgency < other.urgency

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from headrace.engine.request import EngineStats, ModelInfo, Request
-from headrace.engine.scheduler import StepOutput
+from headrace.engine.request import EngineStats, ModelInfo, Request, StepOutput
 
 
 class TokenEngine(Protocol):

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symbolic_executor import SymbolicExecutor, expected
 
-from headrace.engine.request import FinishReason, Request, SamplingParams
-from headrace.engine.scheduler import Scheduler, StepOutput
+from headrace.engine.request import FinishReason, Request, SamplingParams, StepOutput
+from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Sequence
 
 VOCAB = 97

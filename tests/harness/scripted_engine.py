@@ -6,8 +6,15 @@ from dataclasses import fields
 import numpy as np
 
 from headrace.engine.errors import EngineDead, InvalidRequest
-from headrace.engine.request import Completion, EngineStats, FinishReason, Logprobs, ModelInfo, Request
-from headrace.engine.scheduler import StepOutput
+from headrace.engine.request import (
+    Completion,
+    EngineStats,
+    FinishReason,
+    Logprobs,
+    ModelInfo,
+    Request,
+    StepOutput,
+)
 
 
 class ScriptedEngine:

@@ -1,0 +1,93 @@
+"""Lays the next step out as the arrays of a StepPlan. No torch."""
+
+import numpy as np
+
+from headrace.engine.plan import Ints, SamplingRows, StepPlan
+from headrace.engine.sequence import Sequence
+from headrace.engine.sharers import NO_GROUPS, Sharers
+from headrace.engine.slots import Slots
+
+_NONE: Ints = np.empty(0, np.int32)
+
+
+class StepLayout:
+    """Collects what changed since the last plan, and makes the next one."""
+
+    def __init__(self, slots: Slots, sharers: Sharers | None) -> None:
+        self.steps = 0
+        self._slots = slots
+        self._sharers = sharers
+        self._updates: list[tuple[Ints, Ints, Ints]] = [(_NONE, _NONE, _NONE)]
+        self._seated: list[Sequence] = []
+
+    def set_blocks(self, slots: Ints, index: Ints, blocks: Ints) -> None:
+        """These entries of the block tables changed."""
+        self._updates.append((slots, index, blocks))
+
+    def seat(self, seq: Sequence) -> None:
+        """A slot got a new sequence, whose sampling parameters the device must know."""
+        self._seated.append(seq)
+
+    def plan(self, decodes: Ints, slots: Ints, lens: Ints) -> StepPlan:
+        """Lay the step out as arrays, single-token rows first, and move the slots' counters past it."""
+        s = self._slots
+        groups = NO_GROUPS
+        if self._sharers is not None:
+            decodes, groups = self._sharers.group(decodes)
+        slots = np.concatenate([decodes, slots[lens == 1], slots[lens > 1]])
+        num_decodes = len(decodes) + int(np.count_nonzero(lens == 1))
+        lens = np.concatenate([np.ones(num_decodes, np.int32), lens[lens > 1]])
+        starts = s.computed[slots]
+        heads = slots[:num_decodes]
+        at = s.computed[heads]
+        on_host = at < s.retired[heads]
+        ids = np.where(on_host, s.tokens[heads, np.where(on_host, at, 0)], -1)
+        ends = starts + lens
+        parts = [s.tokens[slots[r], starts[r] : ends[r]] for r in range(num_decodes, len(slots))]
+        s.computed[slots] += lens
+        sample_rows = np.flatnonzero(s.computed[slots] == s.known[slots]).astype(np.int32)
+        sampled = slots[sample_rows]
+        wanted = s.logprobs[sampled]
+        logprob_rows = np.flatnonzero(wanted >= 0).astype(np.int32)
+        edited = np.flatnonzero(s.known[sampled] < s.edited_before[sampled]).astype(np.int32)
+        s.known[sampled] += 1
+        s.in_flight[sampled] += 1
+        self.steps += 1
+        updates, self._updates = self._updates, [(_NONE, _NONE, _NONE)]
+        seated, self._seated = self._seated, []
+        table_slots, table_index, table_blocks = map(np.concatenate, zip(*updates, strict=True))
+        return StepPlan(
+            number=self.steps,
+            slots=slots,
+            query_lens=lens,
+            starts=starts,
+            num_decodes=num_decodes,
+            token_ids=np.concatenate([ids.astype(np.int32), *parts]),
+            sample_rows=sample_rows,
+            epochs=s.epoch[sampled],
+            table_slots=table_slots,
+            table_index=table_index,
+            table_blocks=table_blocks,
+            group_start=groups.start,
+            group_rows=groups.rows,
+            group_keys=groups.keys,
+            sampling=_sampling_rows(seated),
+            all_greedy=bool(s.greedy[sampled].all()),
+            no_filters=not s.filtered[sampled].any(),
+            edited=edited,
+            logprob_rows=logprob_rows,
+            logprob_counts=wanted[logprob_rows],
+        )
+
+
+def _sampling_rows(sequences: list[Sequence]) -> SamplingRows:
+    params = [seq.request.sampling for seq in sequences]
+    return SamplingRows(
+        slots=np.array([seq.slot for seq in sequences], np.int32),
+        temperature=np.array([1.0 if p.temperature is None else p.temperature for p in params], np.float32),
+        top_k=np.array([p.top_k or 0 for p in params], np.int32),
+        top_p=np.array([1.0 if p.top_p is None else p.top_p for p in params], np.float32),
+        min_p=np.array([p.min_p or 0.0 for p in params], np.float32),
+        seeds=np.array([seq.seed for seq in sequences], np.int64),
+        edits=[(seq.slot, seq.edits) for seq in sequences if seq.edits],
+    )
