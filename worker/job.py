@@ -14,6 +14,7 @@ from headrace.schemas import (
     PromptJob,
     Source,
     Unparsable,
+    parse_envelope,
     parse_job,
     source_of,
 )
@@ -106,10 +107,21 @@ def read(delivery: Delivery, pool: str, models: frozenset[str]) -> Job | Rejecti
         name = type(error).__name__
         log.error("cannot read %s[%s] at %s: %s", place.topic, place.partition, delivery.offset, name)
         log.debug("where", exc_info=error)  # not above: the message may quote the prompt
-        return reject(delivery, ErrorCode.INTERNAL_ERROR, f"reading the record failed with {name}")
+        return _unread(delivery, source, pool, f"reading the record failed with {name}")
     envelope = request.envelope
     row = JobRow.of(envelope, source, delivery.tier, pool)
     return _job(row, envelope, delivery, request, _unknown_model(request, models))
+
+
+def _unread(delivery: Delivery, source: Source, pool: str, message: str) -> Job | Rejection:
+    """A record that a defect keeps from being read. It is a job where its envelope can be had, as the recorder sees it
+    too; rejected, it would count twice in its batch."""
+    try:
+        envelope = parse_envelope(delivery.value, delivery.headers, source)
+    except Exception:
+        return reject(delivery, ErrorCode.INTERNAL_ERROR, message)
+    row = JobRow.of(envelope, source, delivery.tier, pool)
+    return _job(row, envelope, delivery, None, JobError(code=ErrorCode.INTERNAL_ERROR, message=message))
 
 
 def source_of_delivery(delivery: Delivery) -> Source:

@@ -56,6 +56,26 @@ def test_what_is_no_object_is_rejected_at_its_place(value: bytes | None) -> None
     )
 
 
+def broken(*_: object) -> None:
+    raise ValueError("a secret prompt")
+
+
+def test_a_job_that_a_defect_keeps_from_being_read_fails_under_its_own_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = delivery(b'{"prompt": "x", "batch_id": "b"}')
+    well = read(record, "pool", MODELS)
+    monkeypatch.setattr(worker_job, "parse_job", broken)
+    job = read(record, "pool", MODELS)
+    assert isinstance(well, Job)
+    assert isinstance(job, Job)
+    assert job.row == well.row
+    assert job.request is None
+    assert job.problem is not None
+    assert job.problem.code == ErrorCode.INTERNAL_ERROR
+    assert "secret" not in job.problem.message
+
+
 def test_a_defect_in_reading_costs_one_record_and_quotes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
