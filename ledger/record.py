@@ -12,6 +12,9 @@ from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
 from headrace.schemas import ErrorCode, JobState, clean_text
 
+# Recorder and worker may both say it of one record.
+DUPLICATE = "another job with this id and other content came first (its custom and batch ids are content too)"
+
 _INSERT = f"WITH changed AS ({insert_absent()} {RETURNING}) {SUMMARY}"
 
 # The same id, other content: whoever came first keeps it.
@@ -95,4 +98,4 @@ def cleaned(row: RejectionRow) -> RejectionRow:
 
 def duplicate(job: JobRow) -> RejectionRow:
     """The second job of one id, with other content than the first."""
-    return rejection(job, ErrorCode.DUPLICATE_JOB_ID, f"job {job.id} exists already, with other content")
+    return rejection(job, ErrorCode.DUPLICATE_JOB_ID, DUPLICATE)

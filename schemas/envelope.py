@@ -62,8 +62,11 @@ def parse_envelope(value: bytes | None, headers: Headers, source: Source) -> Env
 
 def read_record(value: bytes | None, headers: Headers, source: Source) -> Record:
     """Body and envelope of a record. Raises Unparsable."""
-    given = _from_headers(headers)
+    given, unreadable = _from_headers(headers)
     try:
+        if unreadable:
+            message = f"the header {unreadable[0]} is not UTF-8"
+            raise Unparsable(ErrorCode.INVALID_ENCODING, message)
         body = load_object(value)
     except Unparsable as error:
         raise _addressed(error, given) from None
@@ -104,8 +107,8 @@ def _content_sha(body: dict[str, Any], names: tuple[str | None, ...], value: byt
     content = {name: item for name, item in body.items() if name not in NOT_CONTENT}
     try:
         canonical = orjson.dumps([names, content], option=orjson.OPT_SORT_KEYS)
-    except (orjson.JSONEncodeError, RecursionError):
-        # Lone surrogates or a nesting that no canonical form has: the bytes as they came are content enough.
+    except orjson.JSONEncodeError:
+        # Lone surrogates, which no canonical form has: the bytes as they came are content enough.
         canonical = orjson.dumps(names) + value
     return sha256(canonical).digest()
 
@@ -153,13 +156,17 @@ _HEADER_FIELDS = {
 }
 
 
-def _from_headers(headers: Headers) -> dict[str, str]:
-    fields = {}
+def _from_headers(headers: Headers) -> tuple[dict[str, str], list[str]]:
+    """The fields that headers name, and the headers that cannot be read: a name made up of one would be nobody's."""
+    fields, unreadable = {}, []
     for name, value in headers or ():
         field = _HEADER_FIELDS.get(name)
         if field and value:
-            fields[field] = value.decode("utf-8", "replace")
-    return fields
+            try:
+                fields[field] = value.decode()
+            except UnicodeDecodeError:
+                unreadable.append(name)
+    return fields, unreadable
 
 
 def _addressed(error: Unparsable, fields: dict[str, Any]) -> Unparsable:

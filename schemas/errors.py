@@ -35,9 +35,14 @@ class ErrorCode(StrEnum):
         Outcome.REJECTED,
         "The record has no value (a tombstone) or only white space.",
     )
-    INVALID_ENCODING = "invalid_encoding", Outcome.REJECTED, "The value is not UTF-8."
+    INVALID_ENCODING = (
+        "invalid_encoding",
+        Outcome.REJECTED,
+        "The value, or a header that stands for a field, is not UTF-8.",
+    )
     INVALID_JSON = "invalid_json", Outcome.REJECTED, "The value is not JSON."
     NOT_AN_OBJECT = "not_an_object", Outcome.REJECTED, "The value is JSON, but not an object."
+    NESTED_TOO_DEEP = "nested_too_deep", Outcome.REJECTED, "The value is nested deeper than is allowed."
     MESSAGE_TOO_LARGE = "message_too_large", Outcome.REJECTED, "The value is larger than a record may be."
     JOB_ID_OUT_OF_RANGE = (
         "job_id_out_of_range",
@@ -59,7 +64,6 @@ class ErrorCode(StrEnum):
         Outcome.FAILED,
         "A text holds half a surrogate pair, which is no character.",
     )
-    NESTED_TOO_DEEP = "nested_too_deep", Outcome.FAILED, "The job is nested deeper than is allowed."
     MISPLACED_OPTION = "misplaced_option", Outcome.FAILED, "A sampling option stands outside `sampling`."
     UNSUPPORTED_OPTION = (
         "unsupported_option",
@@ -77,7 +81,7 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = (
         "context_length_exceeded",
         Outcome.FAILED,
-        "The prompt, or prompt and max_tokens together, do not fit the model's context.",
+        "The prompt leaves the model's context no room for an answer of min_tokens, or of one token.",
     )
     INVALID_REQUEST = "invalid_request", Outcome.FAILED, "The engine cannot run the job as asked."
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from headrace.schemas.errors import ErrorCode
 
@@ -36,17 +37,20 @@ def explain(
 
 
 def _locate(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str, str | None]:
-    """The path that ``loc`` stands for, and the description of the innermost field on it."""
+    """The path that ``loc`` stands for, and the description of the innermost field, or item of a list, on it."""
     path: list[str] = []
     allowed: str | None = None
     inside: type[BaseModel] | None = model
+    kind: Any = None
     for step in loc:
         if isinstance(step, int):
             path.append(str(step))
+            kind = _item_of(kind)
+            allowed = _description(kind) or allowed
         elif inside is not None and step in inside.model_fields:
             path.append(step)
             field = inside.model_fields[step]
-            allowed, inside = field.description, _model_in(field.annotation)
+            kind, allowed, inside = field.annotation, field.description, _model_in(field.annotation)
         # The rest are tags of a union's members and keys of the user's own: neither belongs in a message.
     return ".".join(path), allowed
 
@@ -55,3 +59,17 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+
+
+def _item_of(annotation: Any) -> Any:
+    """What the list in ``annotation`` is made of."""
+    if get_origin(annotation) is list:
+        return get_args(annotation)[0]
+    return next((found for part in get_args(annotation) if (found := _item_of(part)) is not None), None)
+
+
+def _description(item: Any) -> str | None:
+    if get_origin(item) is Annotated:
+        described = (part.description for part in item.__metadata__ if isinstance(part, FieldInfo))
+        return next(filter(None, described), None)
+    return "an object" if isinstance(item, type) and issubclass(item, BaseModel) else None

@@ -26,7 +26,6 @@ from headrace.schemas.explain import explain
 from headrace.schemas.ids import Source
 from headrace.schemas.options import refusal, refuse_misplaced, refuse_unsupported, without_nulls
 from headrace.schemas.sampling import Sampling, Text, TokenId
-from headrace.schemas.wire import MAX_DEPTH, nested_too_deep
 
 SCHEMA_VERSION = 1
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
@@ -172,7 +171,7 @@ class PromptJob(BaseModel):
         default_factory=dict,
         description=f"an object of up to {MAX_METADATA} strings, names up to 64 and values up to 512 characters long",
     )
-    requires: list[Text] = Field(
+    requires: list[Annotated[Text, Field(description="a string")]] = Field(
         default_factory=list,
         max_length=64,
         fail_fast=True,
@@ -245,9 +244,6 @@ FEATURES = frozenset(PromptJob.model_fields) | SAMPLING_OPTIONS | {"openai_batch
 def parse_job(value: bytes | None, headers: Headers, source: Source) -> PromptJob:
     """The job in a record, validated. Raises Unparsable, or InvalidJob where the job fails under its own id."""
     record = read_record(value, headers, source)
-    if nested_too_deep(value or b"", record.body):
-        message = f"the job is nested too deep; at most {MAX_DEPTH} levels are allowed"
-        raise InvalidJob(record.envelope, ErrorCode.NESTED_TOO_DEEP, message)
     return _validate(record)
 
 

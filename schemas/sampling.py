@@ -28,8 +28,15 @@ def _check_unicode(text: str) -> str:
 
 # A description says what is allowed; an error message is the field's path, "must be" and that.
 Text = Annotated[str, AfterValidator(_check_unicode)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31, description="a token id of the model, 0 or more")]
-Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenId = Annotated[
+    int, Field(ge=0, lt=2**31, description=f"a whole number from 0 to {2**31 - 1:,}: a token id of the model")
+]
+Stop = Annotated[
+    Text,
+    Field(
+        min_length=1, max_length=MAX_STOP_CHARS, description=f"a string of 1 to {MAX_STOP_CHARS} characters"
+    ),
+]
 # Lists fail fast: a million wrong items would else cost seconds, and gigabytes, of errors that nobody reads.
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 
@@ -103,7 +110,7 @@ class Sampling(BaseModel):
         default=None,
         ge=1,
         lt=2**31,
-        description="a whole number, 1 or more; left out: what the model's context leaves",
+        description="a whole number, 1 or more; left out, or more than fits: what the model's context leaves",
     )
     max_completion_tokens: int | None = Field(
         default=None, ge=1, lt=2**31, description="a whole number, 1 or more; another name of max_tokens"

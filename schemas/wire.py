@@ -10,6 +10,7 @@ from headrace.schemas.errors import ErrorCode, Unparsable
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 64
+TOO_DEEP = f"the value is nested too deep; at most {MAX_DEPTH} levels are allowed"
 _REPLACEMENT = "\ufffd"
 
 
@@ -30,6 +31,8 @@ def load_object(value: bytes | None) -> dict[str, Any]:
         parsed = _load_leniently(value)
     if not isinstance(parsed, dict):
         raise Unparsable(ErrorCode.NOT_AN_OBJECT, f"the value is a JSON {_json_type(parsed)}; send an object")
+    if nested_too_deep(value, parsed):
+        raise Unparsable(ErrorCode.NESTED_TOO_DEEP, TOO_DEEP)
     return parsed
 
 
@@ -43,8 +46,7 @@ def _load_leniently(value: bytes) -> Any:
         message = f"the value is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
         raise Unparsable(ErrorCode.INVALID_JSON, message) from None
     except RecursionError:
-        message = f"the value is nested too deep to be read; at most {MAX_DEPTH} levels are allowed"
-        raise Unparsable(ErrorCode.INVALID_JSON, message) from None
+        raise Unparsable(ErrorCode.NESTED_TOO_DEEP, TOO_DEEP) from None
 
 
 def _parse_int(digits: str) -> int | float:

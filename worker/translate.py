@@ -3,6 +3,7 @@
 The only place that knows both sides' words. ``headrace generate`` uses it too, without a worker.
 """
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,6 +33,7 @@ from headrace.schemas.result import LikelyToken, TokenLogprob
 
 DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
 CHARS_PER_TOKEN = 4
+_INDEX = re.compile(r"\[(\d+)\]")
 
 
 def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | None = None) -> TextRequest:
@@ -166,7 +168,15 @@ _UNKNOWN = JobError(code=ErrorCode.INTERNAL_ERROR, message="the engine gave neit
 
 def to_error(error: RequestError) -> JobError:
     """The engine's error, in the words of the wire."""
-    return JobError(code=error.code, message=error.message, param=error.param)
+    if error.param is None:
+        return JobError(code=error.code, message=error.message)
+    param = _INDEX.sub(r".\1", error.param)  # as in the paths of jobs that are refused before
+    message = (
+        error.message.replace(error.param, param, 1)
+        if error.message.startswith(error.param)
+        else error.message
+    )
+    return JobError(code=error.code, message=message, param=param)
 
 
 def _names(envelope: Envelope) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from uuid import UUID
 
 from headrace.engine.text import TextEngine
 from headrace.ledger import Ledger, StoredJob
+from headrace.ledger.record import DUPLICATE
 from headrace.schemas import ErrorCode, JobError, JobState
 from headrace.worker import suspects
 from headrace.worker.admission import Admission
@@ -231,9 +232,7 @@ class Worker:
             job.deadline_s = stored.expires_at.timestamp()
             self._watch_deadline(job)
         if stored.content_sha not in (None, job.row.content_sha):
-            self._outcomes.reject(
-                job, ErrorCode.DUPLICATE_JOB_ID, "another job with this id and other content came first"
-            )
+            self._outcomes.reject(job, ErrorCode.DUPLICATE_JOB_ID, DUPLICATE)
         elif stored.state is not None and stored.state.terminal:
             self._outcomes.publish_stored(job, stored)
         elif job.revoked:

@@ -53,15 +53,33 @@ def test_a_cancel_finds_the_job_by_either_name() -> None:
         (None, "no value"),
         (b"[]", "send an object"),
         (b"{}", "type"),
-        (b'{"type": "batch_exploded"}', "type"),
+        (
+            b'{"type": "batch_exploded"}',
+            "^type must be one of batch_opened, batch_closed, cancel_job, cancel_batch$",
+        ),
+        (b'{"type": []}', "^type must be one of"),
         (b'{"type": "batch_closed", "batch_id": "b"}', "expected"),
-        (b'{"type": "batch_closed", "batch_id": "b", "expected": -1}', "expected"),
+        (
+            b'{"type": "batch_closed", "batch_id": "b", "expected": -1}',
+            "^expected must be a whole number, 0 or more",
+        ),
         (b'{"type": "batch_closed", "batch_id": "b", "expected": 1e30}', "expected"),
-        (b'{"type": "batch_opened", "batch_id": "b", "expires_at": "2027-01-01T00:00:00"}', "expires_at"),
-        (b'{"type": "cancel_batch", "batch_id": ""}', "batch_id"),
+        (
+            b'{"type": "batch_opened", "batch_id": "b", "expires_at": "2027-01-01T00:00:00"}',
+            "^expires_at must be a time with a zone",
+        ),
+        (b'{"type": "cancel_batch", "batch_id": ""}', "^batch_id must be a string of 1 to 256 characters$"),
         (b'{"type": "cancel_batch", "batch_id": "a\\u0000"}', "batch_id"),
         (b'{"type": "cancel_job"}', "exactly one of id and job_id"),
-        (b'{"type": "cancel_job", "id": "x"}', "id"),
+        (b'{"type": "cancel_job", "id": "x"}', "^id must be a UUID"),
+        (
+            b'{"type": "cancel_job", "id": "01890000-0000-7000-8000-000000000000", "job_id": "x"}',
+            "^id must not stand beside job_id",
+        ),
+        (
+            b'{"type": "batch_opened", "batch_id": "b", "metadata": {"a": 1}}',
+            "^metadata must be an object of up to",
+        ),
     ],
 )
 def test_anything_else_is_unparsable_and_says_why(value: bytes | None, words: str) -> None:

@@ -75,12 +75,12 @@ def test_headers_say_what_the_body_does_not() -> None:
     assert found.deadline == datetime(2027, 1, 31, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("value", [None, b"", b"\xff", b"x" * 300])
+@pytest.mark.parametrize("value", [None, b"", b"x" * 300])
 def test_headers_that_make_no_sense_do_no_harm(value: bytes | None) -> None:
     found = envelope(
-        {"prompt": "x"}, [("headrace-batch-id", value), ("headrace-deadline", value), ("other", value)]
+        {"prompt": "x"}, [("headrace-batch-id", value), ("headrace-deadline", value), ("other", b"\xff")]
     )
-    assert found.batch_id in (None, "\ufffd")
+    assert found.batch_id is None
     assert found.deadline is None
 
 
@@ -108,6 +108,14 @@ def test_an_unparsable_record_is_addressed_by_its_headers() -> None:
         "b",
         None,
     )
+
+
+def test_a_header_that_is_not_utf8_rejects_the_record_and_names_no_batch() -> None:
+    headers: list[tuple[str, bytes | None]] = [("headrace-tenant", b"acme"), ("headrace-batch-id", b"b\xff")]
+    with pytest.raises(Unparsable, match="header headrace-batch-id is not UTF-8") as caught:
+        parse_envelope(b'{"prompt": "x"}', headers, SOURCE)
+    error = caught.value
+    assert (error.code, error.tenant, error.batch_id) == (ErrorCode.INVALID_ENCODING, "acme", None)
 
 
 def test_a_uuid7_of_another_age_is_rejected_under_its_batch() -> None:
@@ -171,8 +179,8 @@ def test_content_is_the_same_whether_body_or_header_names_the_batch() -> None:
     assert by_header.content_sha == envelope({"prompt": "x", "batch_id": "b"}).content_sha
 
 
-@pytest.mark.parametrize("value", [b'{"prompt": "\\ud800"}', b'{"x": ' + b"[" * 900 + b"]" * 900 + b"}"])
-def test_content_that_has_no_canonical_form_has_a_digest_all_the_same(value: bytes) -> None:
+def test_content_that_has_no_canonical_form_has_a_digest_all_the_same() -> None:
+    value = b'{"prompt": "\\ud800"}'
     first = parse_envelope(value, None, SOURCE)
     assert len(first.content_sha) == 32
     assert first.content_sha == parse_envelope(value, None, Source("t", 0, 2, NOW)).content_sha

@@ -282,7 +282,6 @@ def test_a_bad_sampling_option_is_named_with_what_is_allowed(
             ErrorCode.INVALID_TYPE,
             "sampling.seed",
         ),
-        (b'{"prompt": "x", "y": ' + b"[" * 300 + b"]" * 300 + b"}", ErrorCode.NESTED_TOO_DEEP, None),
     ],
 )
 def test_a_bad_job_is_told_its_field(body: Any, code: ErrorCode, param: str | None) -> None:
@@ -404,3 +403,32 @@ def test_no_json_crashes_the_reader_and_every_refusal_has_an_id(body: dict[str, 
         # The id in it would have to be a UUIDv7 by chance.
         outcome = error.code
     assert isinstance(outcome, Envelope)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"prompt_token_ids": [1, -1]},
+            "prompt_token_ids.1 must be a whole number from 0 to 2,147,483,647: a token id of the model",
+        ),
+        (
+            {"prompt": "x", "sampling": {"bad_words": ["a", ""]}},
+            "sampling.bad_words.1 must be a string of 1 to 256 characters",
+        ),
+        (
+            {"prompt": "x", "sampling": {"stop": [""]}},
+            "sampling.stop.0 must be a string of 1 to 256 characters",
+        ),
+        (
+            {"prompt": "x", "sampling": {"allowed_token_ids": ["a"]}},
+            "sampling.allowed_token_ids.0 must be a whole number from 0 to 2,147,483,647: a token id of the model",
+        ),
+        ({"messages": ["x"]}, "messages.0 must be an object"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0 must be an object"),
+        ({"prompt": "x", "requires": [1]}, "requires.0 must be a string"),
+        ({"prompt_token_ids": []}, "prompt_token_ids must be a list of 1 to 2,000,000 token ids"),
+    ],
+)
+def test_an_item_at_fault_is_described_as_an_item(body: Any, message: str) -> None:
+    assert refused(body).message == message

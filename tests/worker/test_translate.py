@@ -157,3 +157,9 @@ def test_an_error_of_the_engine_keeps_the_names_of_its_job() -> None:
     done = TextCompletion("5", [], error=RequestError("context_length_exceeded", "too long", "prompt"))
     line = translate.write_line(asked, done, "m")
     assert (line["custom_id"], line["error"]["param"], line["choices"]) == ("c", "prompt", [])
+
+
+def test_an_item_at_fault_is_named_as_in_the_paths_of_jobs_refused_before() -> None:
+    error = RequestError("invalid_value", "stop_token_ids[1] must be a token id, not 9", "stop_token_ids[1]")
+    found = translate.to_error(error)
+    assert (found.param, found.message) == ("stop_token_ids.1", "stop_token_ids.1 must be a token id, not 9")
