@@ -17,7 +17,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from headrace.ledger.errors import LedgerError, LedgerUnavailable
+from headrace.ledger.errors import LedgerError, LedgerUnavailable, NotMigrated
+from headrace.ledger.kafka_log import callbacks
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.watch import RecorderMetrics, RecorderStatus
@@ -112,7 +113,7 @@ class Recorder:
 
     def run(self, stop: Event) -> None:
         """Record until `stop` is set. Raises KafkaException on what no retry mends, LedgerError likewise."""
-        consumer = Consumer(self._settings, logger=log)
+        consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
         consumer.subscribe(self._topics, on_assign=_on_assign)
         with ThreadPoolExecutor(1, "recorder-write") as writer:
             try:
@@ -214,6 +215,8 @@ class Recorder:
             if now >= self._next_drain:
                 self._next_drain = now + DRAIN_EVERY_S
                 self._ledger.drain()
+        except NotMigrated:
+            raise  # nothing can be recorded here, however long it waits
         except LedgerError as error:
             log.warning("upkeep has to wait: %s", error)
 

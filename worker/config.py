@@ -11,6 +11,29 @@ from headrace.schemas import Topics
 from headrace.worker.admission import Tier, default_tiers
 from headrace.worker.brake import DeadLetterLimit
 
+# librdkafka's properties of consumers, by how their names begin.
+CONSUMER_ONLY = (
+    "allow.auto.create.topics",
+    "auto.commit.",
+    "auto.offset.reset",
+    "check.crcs",
+    "consume.callback.",
+    "coordinator.query.interval.ms",
+    "enable.auto.",
+    "enable.partition.eof",
+    "fetch.",
+    "group.",
+    "heartbeat.interval.ms",
+    "isolation.level",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
+    "offset.store.",
+    "partition.assignment.strategy",
+    "queued.max.messages.kbytes",
+    "queued.min.messages",
+    "session.timeout.ms",
+)
+
 
 def unique_name() -> str:
     """Host, process and a random part: an attempt of a former life of this worker must not look like one of this."""
@@ -74,6 +97,10 @@ class WorkerConfig:
         group = f"{self.topics.prefix}.workers.{self.pool}.{tier}"
         protocol = {"group.protocol": "consumer"} if self.group_protocol == "consumer" else {}
         return {"group.id": group, **protocol, **self.client()}
+
+    def producer(self) -> dict[str, Any]:
+        """Properties of the producer: all but those that only a consumer has, which librdkafka would warn of."""
+        return {name: value for name, value in self.client().items() if not name.startswith(CONSUMER_ONLY)}
 
     def control(self) -> dict[str, Any]:
         """Properties of the control topic's consumer."""

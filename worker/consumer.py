@@ -16,6 +16,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from headrace.ledger.kafka_log import callbacks
 from headrace.worker.errors import ConsumerFailed
 from headrace.worker.offsets import Assignment, OffsetTracker
 
@@ -136,7 +137,7 @@ class TierConsumer:
 
     def _run(self) -> None:
         try:
-            consumer = Consumer(self._settings, logger=log)
+            consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
             consumer.subscribe(
                 [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )

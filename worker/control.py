@@ -15,6 +15,7 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from headrace.ledger.kafka_log import callbacks
 from headrace.schemas import CancelBatch, CancelJob, Unparsable, parse_control
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ControlConsumer:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        consumer = Consumer(self._settings, logger=log)
+        consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
         try:
             while not self._closing.is_set() and not self._assign(consumer):
                 self._closing.wait(AGAIN_AFTER_S)

@@ -51,7 +51,7 @@ class Outcomes:
         self.brake = Brake(config.dead_letters)
         self._config, self._model, self._ledger = config, model, ledger
         self._held, self._metrics, self._look_up = held, metrics, look_up
-        self._publisher = Publisher(config.client())
+        self._publisher = Publisher(config.producer())
         self._finishes = BulkCall("finish", self._call_finish, wake, meter=metrics.call("finish"))
         self._rejects = BulkCall("reject", self._call_reject, wake, meter=metrics.call("reject"))
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from headrace.ledger.kafka_log import callbacks
+
 log = logging.getLogger(__name__)
 
 AGAIN_AFTER_S = 1.0
@@ -47,7 +49,7 @@ class Publisher:
             "enable.idempotence": True,
             "acks": "all",
         }
-        self._producer = Producer(self._settings, logger=log)
+        self._producer = Producer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
         self._waiting: deque[Publication] = deque()
         self._sent: set[Publication] = set()
         self._confirmed: list[Publication] = []
@@ -125,5 +127,5 @@ class Publisher:
         log.warning("replacing the producer")
         self._waiting.extendleft(self._sent)
         self._sent.clear()
-        self._producer = Producer(self._settings, logger=log)
+        self._producer = Producer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
         self._broken = False
