@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -57,13 +57,15 @@ class Stack:
         self._environment: dict[str, str] = {}
 
     def __enter__(self) -> "Stack":
-        self._exit.enter_context(self.state.lock())
-        for name in self.state.clean_up():
-            self._report(f"stopped the {name} that an earlier run had left behind")
-        for log in self.state.logs.glob("*.log"):
-            log.unlink()
-        self._record = Record(parent=Identity.of("headrace", os.getpid()))
-        self.state.write(self._record)
+        with ExitStack() as entering:
+            entering.enter_context(self.state.lock())
+            for name in self.state.clean_up():
+                self._report(f"stopped the {name} that an earlier run had left behind")
+            for log in self.state.logs.glob("*.log"):
+                log.unlink()
+            self._record = Record(parent=Identity.of("headrace", os.getpid()))
+            self.state.write(self._record)
+            self._exit = entering.pop_all()  # nothing has raised: the lock stays ours
         return self
 
     def __exit__(
@@ -101,17 +103,20 @@ class Stack:
                 self._revive(service, failure)
 
     def close(self) -> None:
-        """Stop what was started, dependants first, and delete its data; the logs stay. Idempotent."""
-        for service in reversed(self._services):  # the worker finishes and commits before the broker goes
-            service.child.stop()
-        for part in reversed(self._parts):
-            part.stop()
-        for home in self._record.homes:
-            database.remove(Path(home))
-        self._services, self._parts, self._record = [], [], Record()
-        with suppress(FileNotFoundError):
+        """Stop what was started, dependants first, and delete its data; the logs stay. Idempotent.
+
+        Whatever one step raises, the others are taken; the record then stays for the next run to clean up by.
+        """
+        with self._exit:
+            with ExitStack() as last_first:
+                for home in self._record.homes:
+                    last_first.callback(database.remove, Path(home))
+                for part in self._parts:
+                    last_first.callback(part.stop)
+                for service in self._services:  # the worker finishes and commits before the broker goes
+                    last_first.callback(service.child.stop)
+            self._services, self._parts, self._record = [], [], Record()
             self.state.clear()
-        self._exit.close()
 
     def _for_embedded_parts(self) -> dict[str, str]:
         """Settings of the services that suit parts which live no longer than the stack."""
