@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PANEL = "Set up"
 TIMEOUT_S = 8.0
+CREATE_S = 30.0  # a busy broker takes its time to place many partitions
 
 group = typer.Typer(no_args_is_help=True, help="Create and describe the Kafka topics.")
 
@@ -47,7 +48,7 @@ def create(
     created = []
     admin = context.admin(settings)  # lives until the last answer is in
     for name, future in admin.create_topics(
-        wanted, request_timeout=TIMEOUT_S, operation_timeout=TIMEOUT_S
+        wanted, request_timeout=CREATE_S, operation_timeout=CREATE_S
     ).items():
         try:
             future.result()

@@ -46,6 +46,8 @@ def test_submitting_again_under_an_idempotency_key_runs_nothing_twice(running: P
     with Client(running.bootstrap, running.topics) as client:
         first = client.submit(lines, idempotency_key="nightly")
         running.wait_terminal(20)
+        # A job whose publishing is not confirmed yet would be joined by its second record, and published once.
+        running.wait_for(lambda: running.workers[0].worker.status().held == 0)
         again = client.submit(lines, idempotency_key="nightly")
         results = list(client.follow_results(again, idle_timeout=60))
     assert again == first

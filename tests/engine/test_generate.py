@@ -96,6 +96,7 @@ def test_a_result_has_the_documented_shape(lines: Callable[..., Path], tmp_path:
     tokens = record["usage"]["prompt_tokens"]
     assert record == {
         "line": 1,
+        "input": record["input"],
         "custom_id": "job 1",
         "state": "succeeded",
         "choices": [
@@ -243,6 +244,41 @@ def test_results_are_not_overwritten_unless_resumed(lines: Callable[..., Path], 
     assert out.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [b'{"prompt": "another"}\n{"prompt": "b"}\n', b'{"prompt": "b"}\n{"prompt": "a"}\n', b"\n" * 99],
+)
+def test_results_of_another_input_are_not_gone_on_with(tmp_path: Path, changed: bytes) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b'{"prompt": "a"}\n{"prompt": "b"}\n')
+    generate(source, out, scripted()[0], parse)
+    before = out.read_bytes()
+    source.write_bytes(changed)
+    with pytest.raises(FileExistsError, match="another input"):
+        generate(source, out, scripted()[0], parse, resume=True)
+    assert out.read_bytes() == before
+
+
+def test_an_input_that_has_grown_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_module, "MAX_LINE_BYTES", 50)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = b"x" * 170 + b'\n{"prompt": "a"}'
+    source.write_bytes(lines)
+    generate(source, out, scripted()[0], parse)
+    source.write_bytes(lines + b'\n{"prompt": "b"}\n')
+    progress = generate(source, out, scripted()[0], parse, resume=True)
+    assert (progress.skipped, progress.done) == (2, 1)
+
+
+def test_results_that_do_not_tell_their_input_are_gone_on_with(
+    lines: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(b'{"line": 2, "state": "succeeded"}\n')
+    progress = generate(lines(3), out, scripted()[0], parse, resume=True)
+    assert (progress.skipped, progress.done) == (1, 2)
+
+
 def test_two_processes_cannot_write_one_file(tmp_path: Path) -> None:
     with (
         ResultFile(tmp_path / "out", resume=False, max_line=1),
@@ -283,8 +319,9 @@ def test_a_set_of_lines_costs_a_bit_each() -> None:
 
 
 SLOW_RUN = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would this
 sys.path[:0] = sys.argv[3:]
 import test_generate as t
 
