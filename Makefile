@@ -11,6 +11,9 @@ PY := $(VENV)/bin/python
 # `git checkout` of the same files does not.
 STAMP := $(VENV)/.headrace-$(shell (cat pyproject.toml; pwd) | cksum | tr ' ' -)
 
+# Tests run in so many processes side by side, each with a broker and a database of its own.
+TEST_PROCESSES ?= 2
+
 # The demo's stack keeps its logs and its state in the checkout.
 export HEADRACE_STATE_DIR ?= $(CURDIR)/.headrace
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -38,7 +41,7 @@ demo: venv ## Run the whole stack on this machine, with 64 example prompts, and 
 	@$(PY) -m headrace local demo examples/prompts.jsonl
 
 test: venv ## Run all tests against Apache Kafka (or the embedded broker) and a real Postgres
-	$(PY) -m pytest -m "not stress"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not stress" -n $(TEST_PROCESSES) --dist loadfile
 
 stress: venv ## Run the tests that kill things
 	$(PY) -m pytest -m stress

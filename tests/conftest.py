@@ -6,6 +6,13 @@ from pathlib import Path
 import pytest
 
 
+def pytest_report_header() -> str:
+    """Say which broker the tests run against."""
+    import apache_kafka
+
+    return f"broker: {apache_kafka.describe()}"
+
+
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[str]:
     """Bootstrap servers of a broker that lives as long as the test session."""
