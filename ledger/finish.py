@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +10,7 @@ from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.rows import Finished, OutcomeRow
 from headrace.ledger.staging import JOB_COLUMNS, LOCKED, OUTCOME_COLUMNS, insert_absent, job_values, stage
-from headrace.schemas import ErrorCode, JobError, JobResult, JobState, clean_text
+from headrace.schemas import JobState, clean_text
 
 _RESULT = ("body", "error", "uri", "bytes", "sha256")
 _COLUMNS = (*JOB_COLUMNS, *OUTCOME_COLUMNS, *_RESULT)
@@ -84,35 +83,4 @@ def _values(outcome: OutcomeRow) -> tuple[Any, ...]:
         outcome.uri,
         outcome.size,
         outcome.sha256,
-    )
-
-
-def as_refused(outcome: OutcomeRow, reason: str) -> OutcomeRow:
-    """The same job, ended as `failed: ledger_rejected`, with nothing in it that a worker made up."""
-    job, code = outcome.job, ErrorCode.LEDGER_REJECTED
-    message = f"Postgres refused the result: {reason}"
-    body = JobResult(
-        id=job.id,
-        tenant=job.tenant,
-        job_id=job.job_id,
-        batch_id=job.batch_id,
-        custom_id=job.custom_id,
-        model=job.model,
-        run=outcome.run,
-        attempt=outcome.attempt,
-        state=JobState.FAILED,
-        error=JobError(code=code, message=message),
-    ).encode()
-    return replace(
-        outcome,
-        state=JobState.FAILED,
-        body=body,
-        prompt_tokens=0,
-        cached_tokens=0,
-        completion_tokens=0,
-        error_code=code,
-        error=message,
-        uri=None,
-        size=None,
-        sha256=None,
     )

@@ -13,7 +13,7 @@ from headrace.ledger import batches, letters, partitions, queries, workers
 from headrace.ledger.attempts import begin, end
 from headrace.ledger.database import Database
 from headrace.ledger.errors import RowRefused
-from headrace.ledger.finish import as_refused, finish
+from headrace.ledger.finish import finish
 from headrace.ledger.lookup import lookup
 from headrace.ledger.record import cleaned, record, reject, rejection
 from headrace.ledger.reopen import reopen
@@ -31,6 +31,7 @@ from headrace.ledger.rows import (
     StoredJob,
     StoredResult,
     TierBacklog,
+    as_refused,
 )
 from headrace.ledger.staging import bisect, first_by
 from headrace.schemas import ControlMessage, ErrorCode, JobState

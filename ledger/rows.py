@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
 
-from headrace.schemas import Envelope, JobState, Source
+from headrace.schemas import Envelope, ErrorCode, JobError, JobResult, JobState, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,3 +271,34 @@ class Letter:
     partition: int
     offset: int
     written_at: datetime
+
+
+def as_refused(outcome: OutcomeRow, reason: str) -> OutcomeRow:
+    """The same job, ended as `failed: ledger_rejected`, with nothing in it that a worker made up."""
+    job, code = outcome.job, ErrorCode.LEDGER_REJECTED
+    message = f"Postgres refused the result: {reason}"
+    body = JobResult(
+        id=job.id,
+        tenant=job.tenant,
+        job_id=job.job_id,
+        batch_id=job.batch_id,
+        custom_id=job.custom_id,
+        model=job.model,
+        run=outcome.run,
+        attempt=outcome.attempt,
+        state=JobState.FAILED,
+        error=JobError(code=code, message=message),
+    ).encode()
+    return replace(
+        outcome,
+        state=JobState.FAILED,
+        body=body,
+        prompt_tokens=0,
+        cached_tokens=0,
+        completion_tokens=0,
+        error_code=code,
+        error=message,
+        uri=None,
+        size=None,
+        sha256=None,
+    )

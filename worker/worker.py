@@ -388,7 +388,7 @@ class Worker:
         for consumer in consumers:
             consumer.close(CLOSE_S)
         self._lookups.close()
-        self._attempts.close()
+        self._attempts.close()  # and the engine with it
         self._outcomes.close()
         self._heartbeat.close()
         if self._health is not None:
