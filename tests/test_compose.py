@@ -51,8 +51,8 @@ def test_a_server_that_others_wait_for_says_when_it_is_ready(name: str) -> None:
     assert check["retries"] > 1
 
 
-@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
-def test_a_worker_is_healthy_once_it_is_ready_for_jobs(name: str) -> None:
+@pytest.mark.parametrize("name", ["recorder", "worker", "worker-gpu"])
+def test_what_runs_for_good_is_healthy_once_it_is_ready_for_jobs(name: str) -> None:
     port = environment(name)["HEADRACE_HEALTH_PORT"]
     assert f"http://localhost:{port}/ready" in SERVICES[name]["healthcheck"]["test"]
 
