@@ -41,7 +41,11 @@ class Tokenizer:
         try:
             loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # Transformers and tokenizers raise whatever their parsers meet
-            raise BadCheckpoint(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+            missing = not (directory / "tokenizer.json").is_file()
+            why = (
+                "there is no tokenizer.json, and none could be made from its files" if missing else str(error)
+            )
+            raise BadCheckpoint(f"the tokenizer in {directory} cannot be loaded: {why}") from error
         return cls(loaded)
 
     @property

@@ -96,7 +96,7 @@ def test_a_decoder_that_is_not_understood_is_refused_by_name() -> None:
 
 
 def test_a_directory_without_a_tokenizer_is_a_bad_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint, match=str(tmp_path)):
+    with pytest.raises(BadCheckpoint, match=f"{tmp_path} cannot be loaded: there is no tokenizer.json"):
         Tokenizer.load(tmp_path)
 
 
