@@ -1,7 +1,14 @@
 """What a pipeline imports to submit jobs and follow their results."""
 
 from headrace.client.client import Client, Submission
-from headrace.client.errors import BrokerUnreachable, ClientError, DeliveryFailed, InvalidLine, TopicMissing
+from headrace.client.errors import (
+    BrokerUnreachable,
+    ClientError,
+    DeliveryFailed,
+    InvalidLine,
+    InvalidName,
+    TopicMissing,
+)
 from headrace.client.lines import Line, Problem
 
 __all__ = [
@@ -10,6 +17,7 @@ __all__ = [
     "ClientError",
     "DeliveryFailed",
     "InvalidLine",
+    "InvalidName",
     "Line",
     "Problem",
     "Submission",

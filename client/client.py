@@ -5,10 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from headrace.client.errors import DeliveryFailed, InvalidLine
+from pydantic import ValidationError
+
+from headrace.client.errors import DeliveryFailed, InvalidLine, InvalidName
 from headrace.client.lines import Line, LineReader, Outgoing, Problem
 from headrace.client.outbox import Outbox
 from headrace.client.results import Follower
@@ -26,6 +28,9 @@ from headrace.schemas.ids import key_meant
 
 # A record travels with its headers and its batch's framing, and a broker's limit is on the whole.
 _FRAMING = 64 * 1024
+_CANCEL_S = 3.0  # for the cancel of a batch that failed: Kafka may be what failed, and somebody waits
+
+_Message = TypeVar("_Message", bound=ControlMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Client:
         self._kafka = {"bootstrap.servers": bootstrap, **(kafka or {})}
         self._max_bytes = int(self._kafka.get("message.max.bytes", 1_000_000)) - _FRAMING
         self._outbox = Outbox(self._kafka)
+        self._found: set[str] = set()
 
     def submit(
         self,
@@ -79,41 +85,64 @@ class Client:
 
         A job is a PromptJob, a dict, or a line of a JSON lines file (blank ones are skipped), as a PromptJob or in
         OpenAI's batch format. Bad lines are sent as they are, so that they end under their batch, and reported;
-        ``strict`` raises InvalidLine at the first instead. ``deadline`` is for jobs that have none of their own.
-        With an ``idempotency_key`` the batch and its jobs get the same ids each time: call again after a failure.
-        Raises DeliveryFailed when Kafka did not take everything. A batch that was not handed over whole is cancelled,
-        unless there is an idempotency key: then it stays open for the next call.
+        ``strict`` raises InvalidLine for the first instead, before anything is sent where ``jobs`` can be read twice.
+        ``deadline`` is for jobs that have none of their own. With an ``idempotency_key`` the batch and its jobs get
+        the same ids each time: call again after a failure.
+
+        A batch that was not handed over whole is cancelled if this call made up its name. One with a ``batch_id`` or
+        an idempotency key stays open: for the next call, and since its jobs may be another's.
+
+        Raises InvalidName, BrokerUnreachable and TopicMissing before anything is sent, and DeliveryFailed when Kafka
+        did not take everything.
         """
         topic = self.topics.jobs(tier)
-        batch_id = batch_id or self._new_batch_id(idempotency_key)
-        reader = LineReader(self.tenant, batch_id, idempotency_key, deadline, self._max_bytes)
-        self._send_control(
-            BatchOpened(
-                tenant=self.tenant,
-                batch_id=batch_id,
-                opened_at=datetime.now(UTC),
-                expires_at=deadline,
-                metadata=dict(metadata or {}),
-            )
+        if idempotency_key == "":
+            raise InvalidName("idempotency_key is empty; leave it out, or give one")
+        named = batch_id is not None or idempotency_key is not None
+        if batch_id is None:
+            batch_id = self._new_batch_id(idempotency_key)
+        opened = _message(
+            BatchOpened,
+            tenant=self.tenant,
+            batch_id=batch_id,
+            opened_at=datetime.now(UTC),
+            expires_at=deadline,
+            metadata=dict(metadata or {}),
         )
+
+        def reader() -> LineReader:
+            return LineReader(self.tenant, batch_id, idempotency_key, deadline, self._max_bytes)
+
+        if strict:
+            _check_ahead(jobs, reader())
+        self._require(topic, self.topics.control)
         try:
-            submission = self._send_jobs(jobs, topic, reader, strict)
+            self._send_control(opened)
+            submission = self._send_jobs(jobs, topic, reader(), strict)
+            self._send_control(
+                BatchClosed(tenant=self.tenant, batch_id=batch_id, expected=submission.expected)
+            )
         except BaseException:
-            if idempotency_key is None:
+            self._outbox.drop()
+            self._outbox = Outbox(self._kafka)
+            if not named:
                 with suppress(DeliveryFailed):
-                    self.cancel_batch(batch_id)
+                    self._send_control(CancelBatch(tenant=self.tenant, batch_id=batch_id), _CANCEL_S)
             raise
-        self._send_control(BatchClosed(tenant=self.tenant, batch_id=batch_id, expected=submission.expected))
         return submission
 
     def cancel_batch(self, batch_id: str) -> None:
         """End the jobs of a batch that have not ended, and those still to come."""
-        self._send_control(CancelBatch(tenant=self.tenant, batch_id=batch_id))
+        cancel = _message(CancelBatch, tenant=self.tenant, batch_id=batch_id)
+        self._require(self.topics.control)
+        self._send_control(cancel)
 
     def cancel_job(self, job: UUID | str) -> None:
         """End a job: by its id, or by the ``job_id`` that it was sent with."""
         id = job if isinstance(job, UUID) else key_meant(self.tenant, job)
-        self._send_control(CancelJob(tenant=self.tenant, id=id))
+        cancel = _message(CancelJob, tenant=self.tenant, id=id)
+        self._require(self.topics.control)
+        self._send_control(cancel)
 
     def follow_results(
         self,
@@ -136,8 +165,15 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is not None:
+            self._outbox.drop()
         self.close()
+
+    def _require(self, *topics: str) -> None:
+        if missing := set(topics) - self._found:
+            self._outbox.require(missing)
+            self._found |= missing
 
     def _send_jobs(self, jobs: Iterable[Line], topic: str, reader: LineReader, strict: bool) -> Submission:
         ids: list[UUID] = []
@@ -157,9 +193,9 @@ class Client:
         self._outbox.flush()
         return Submission(reader.tenant, reader.batch_id, ids, sent, problems)
 
-    def _send_control(self, message: ControlMessage) -> None:
+    def _send_control(self, message: ControlMessage, patience: float = float("inf")) -> None:
         self._outbox.send(self.topics.control, *message.encode())
-        self._outbox.flush()
+        self._outbox.flush(patience)
 
     def _new_batch_id(self, idempotency_key: str | None) -> str:
         if idempotency_key is None:
@@ -173,3 +209,31 @@ def _read(jobs: Iterable[Line], reader: LineReader) -> Iterator[Outgoing]:
         if isinstance(job, bytes | str) and not job.strip():
             continue
         yield reader.read(job, number)
+
+
+def _check_ahead(jobs: Iterable[Line], reader: LineReader) -> None:
+    """Read ``jobs`` once in vain, if they can be read again: a collection, or a file. Raises InvalidLine."""
+    seekable = getattr(jobs, "seekable", None)
+    if seekable is None:
+        if iter(jobs) is jobs:
+            return
+        start = None
+    elif not seekable():
+        return
+    else:
+        start = jobs.tell()  # type: ignore[attr-defined]
+    for outgoing in _read(jobs, reader):
+        if outgoing.problem is not None:
+            raise InvalidLine(outgoing.problem)
+    if start is not None:
+        jobs.seek(start)  # type: ignore[attr-defined]
+
+
+def _message(kind: type[_Message], **fields: Any) -> _Message:
+    """A control message of a caller's words. Raises InvalidName."""
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise InvalidName(f"{field} is not usable: {first['msg'].removeprefix('Value error, ')}") from None

@@ -19,6 +19,10 @@ class InvalidLine(ClientError):
         self.problem = problem
 
 
+class InvalidName(ClientError):
+    """The name of a batch or a tenant, or something else that a whole batch is given, is not usable."""
+
+
 class DeliveryFailed(ClientError):
     """Kafka did not take some records in time. ``keys`` are those of the first few."""
 

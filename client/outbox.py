@@ -1,13 +1,18 @@
 """A producer that waits when its buffer is full, and knows which records did not arrive."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
+from threading import Thread
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from headrace.client.errors import DeliveryFailed
+from headrace.client.errors import BrokerUnreachable, DeliveryFailed, TopicMissing
 
 _FEW = 10
+_PATIENCE_S = 10.0
+_DROPPED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+_NEW_TOPIC_S = 1.0  # a topic just made is not known to every broker at once
 
 
 class Outbox:
@@ -23,12 +28,22 @@ class Outbox:
                 "queue.buffering.max.messages": 50_000,
                 "queue.buffering.max.kbytes": 64 * 1024,
                 "message.timeout.ms": 120_000,
+                "allow.auto.create.topics": False,
                 **config,
             }
         )
         self._failed: list[str] = []
         self._failures = 0
         self._reason = ""
+
+    def require(self, topics: Collection[str]) -> None:
+        """Make sure that these topics exist. Raises BrokerUnreachable, TopicMissing."""
+        until = time.monotonic() + _NEW_TOPIC_S
+        while missing := set(topics) - self._topics():
+            if time.monotonic() > until:
+                name = min(missing)
+                raise TopicMissing(f"topic {name} does not exist; `headrace topics create` makes it")
+            time.sleep(0.1)
 
     def send(
         self,
@@ -52,15 +67,45 @@ class Outbox:
                     error.args[0].str(), 1, [(key or b"").decode("utf-8", "replace")]
                 ) from None
 
-    def flush(self) -> None:
-        """Wait until Kafka has everything, or has given up on it. Raises DeliveryFailed."""
-        while self._producer.flush(1.0):
-            pass
+    def flush(self, patience: float = float("inf")) -> None:
+        """Wait until Kafka has everything, or has given up on it. Raises DeliveryFailed.
+
+        patience: seconds after which what is left is dropped, which is no failure.
+        """
+        until = time.monotonic() + patience
+        while self._producer.flush(min(1.0, max(until - time.monotonic(), 0.05))):
+            if time.monotonic() >= until:
+                self._producer.purge()
         if self._failures:
             self._raise()
 
+    def drop(self) -> None:
+        """Forget what Kafka has not taken yet. Not for further use: an idempotent producer has to start anew then."""
+        self._producer.purge()
+
+    def _topics(self) -> set[str]:
+        """Names of all topics: asking for one by name would make it on some brokers.
+
+        Asked in a thread of its own, since librdkafka keeps the caller from noticing a Ctrl-C until it answers.
+        """
+        answer: list[set[str]] = []
+        reason = ["no answer"]
+
+        def ask() -> None:
+            try:
+                answer.append(set(self._producer.list_topics(timeout=_PATIENCE_S).topics))
+            except KafkaException as error:
+                reason.append(error.args[0].str())
+
+        thread = Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join()
+        if not answer:
+            raise BrokerUnreachable(f"Kafka does not answer: {reason[-1]}")
+        return answer[0]
+
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
+        if error is None or error.code() in _DROPPED:
             return
         self._failures += 1
         self._reason = error.str()

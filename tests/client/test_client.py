@@ -1,14 +1,27 @@
 """The client against a broker: what it sends, and what it makes of what comes back."""
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import apache_kafka
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from headrace.client import BrokerUnreachable, Client, DeliveryFailed, InvalidLine, Submission, TopicMissing
+from headrace.client import (
+    BrokerUnreachable,
+    Client,
+    DeliveryFailed,
+    InvalidLine,
+    InvalidName,
+    Submission,
+    TopicMissing,
+)
 from headrace.schemas import (
     BatchClosed,
     BatchOpened,
@@ -128,16 +141,44 @@ def test_bad_lines_are_sent_as_they_are_and_reported_by_number(installation: Ins
     assert {dict(message.headers())[names.BATCH_ID] for message in messages} == {submission.batch_id.encode()}
 
 
-def test_a_strict_submit_stops_at_the_first_bad_line_and_cancels_the_batch(
-    installation: Installation,
+STRICT = [{"prompt": "a"}, {"prompt": "b", "sampling": {"top_p": 0}}, {"prompt": "c"}]
+
+
+def test_a_strict_submit_of_what_can_be_read_twice_sends_nothing_if_a_line_is_bad(
+    installation: Installation, tmp_path: Path
 ) -> None:
-    client = installation.client()
-    with pytest.raises(InvalidLine, match=r"line 2: sampling\.top_p must be a number above 0"):
-        client.submit(
-            [{"prompt": "a"}, {"prompt": "b", "sampling": {"top_p": 0}}, {"prompt": "c"}], strict=True
-        )
-    client.close()
+    file = tmp_path / "jobs.jsonl"
+    file.write_bytes(b'{"prompt": "a"}\nnot json\n')
+    with file.open("rb") as lines, installation.client() as client:
+        with pytest.raises(InvalidLine, match=r"line 2: sampling\.top_p must be a number above 0"):
+            client.submit(STRICT, strict=True)
+        with pytest.raises(InvalidLine, match="line 2: "):
+            client.submit(lines, strict=True)
+        file.write_bytes(b'{"prompt": "a"}\n{"prompt": "b"}\n')
+        lines.seek(0)
+        assert client.submit(lines, strict=True).expected == 2
+    assert [type(message) for message in installation.control(2)] == [BatchOpened, BatchClosed]
+
+
+def test_a_broken_off_submit_cancels_the_batch_that_it_named(installation: Installation) -> None:
+    with installation.client() as client, pytest.raises(InvalidLine):
+        client.submit(iter(STRICT), strict=True)
     assert {type(message) for message in installation.control(2)} == {BatchOpened, CancelBatch}
+
+
+def test_a_broken_off_submit_leaves_a_batch_that_others_may_use_alone(installation: Installation) -> None:
+    with installation.client() as client, pytest.raises(InvalidLine):
+        client.submit(iter(STRICT), batch_id="everybodys", strict=True)
+    assert [type(message) for message in installation.control(1)] == [BatchOpened]
+
+
+@pytest.mark.parametrize("name", ["", "a\x07b", "x" * 1000])
+def test_a_name_that_no_batch_can_have_is_refused(name: str) -> None:
+    client = Client("127.0.0.1:1", kafka={"log_level": 0})
+    with pytest.raises(InvalidName, match="batch_id is not usable"):
+        client.submit([{"prompt": "a"}], batch_id=name)
+    with pytest.raises(InvalidName, match="batch_id is not usable"):
+        client.cancel_batch(name)
 
 
 def test_submitting_again_under_an_idempotency_key_gives_the_same_jobs(installation: Installation) -> None:
@@ -252,9 +293,23 @@ def test_a_missing_topic_is_named(kafka: str) -> None:
         list(Client(kafka, Topics(prefix="nowhere")).follow_results("b"))
 
 
-def test_records_that_kafka_does_not_take_surface(kafka: str) -> None:
-    client = Client("127.0.0.1:1", kafka={"message.timeout.ms": 500, "log_level": 0})
-    with pytest.raises(DeliveryFailed, match="1 records did not reach Kafka"):
+def test_nothing_is_sent_where_a_topic_is_missing(kafka: str) -> None:
+    topics = Topics(prefix=f"test-{uuid4().hex[:8]}")
+    apache_kafka.create_topics(kafka, [topics.control], partitions=1)
+    client = Client(kafka, topics, kafka={"log_level": 0})
+    with pytest.raises(TopicMissing, match=topics.jobs("standard")):
+        client.submit([{"prompt": "a"}])
+    assert Installation(kafka, topics).control(0) == []
+    with pytest.raises(TopicMissing, match="nowhere"):
+        Client(kafka, Topics(prefix="nowhere")).cancel_batch("b")
+
+
+def test_a_submit_to_no_broker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.client.outbox._PATIENCE_S", 0.5)
+    with (
+        Client("127.0.0.1:1", kafka={"log_level": 0}) as client,
+        pytest.raises(BrokerUnreachable, match="Kafka does not answer"),
+    ):
         client.submit([{"prompt": "a"}])
 
 
@@ -262,15 +317,37 @@ def test_records_that_kafka_does_not_take_surface(kafka: str) -> None:
     not apache_kafka.describe().startswith("Apache Kafka"),
     reason="this broker makes topics that are asked for",
 )
-def test_a_batch_whose_jobs_kafka_does_not_take_is_cancelled(kafka: str) -> None:
+def test_records_that_kafka_does_not_take_surface_and_their_batch_is_cancelled(kafka: str) -> None:
     topics = Topics(prefix=f"test-{uuid4().hex[:8]}")
     apache_kafka.create_topics(kafka, [topics.control], partitions=1)
     client = Client(kafka, topics, kafka={"message.timeout.ms": 2_000, "log_level": 0})
+    client._found = set(topics.all)  # the jobs' topic has gone since
     with pytest.raises(DeliveryFailed, match="3 records did not reach Kafka") as caught:
         client.submit([{"prompt": "a"}] * 3)
     assert len(caught.value.keys) == caught.value.failed == 3
     types = [type(message) for message in Installation(kafka, topics).control(2)]
     assert types == [BatchOpened, CancelBatch]
+
+
+WAITING = """
+from headrace.client import Client
+with Client("127.0.0.1:1", kafka={"log_level": 0}) as client:
+    client._found = %s
+    print("ready", flush=True)
+    client.submit([{"prompt": "a"}])
+"""
+
+
+@pytest.mark.parametrize("known", ["set()", "set(client.topics.all)"])
+def test_one_interrupt_ends_a_submit_that_waits_for_kafka(known: str) -> None:
+    command = [sys.executable, "-c", WAITING % known]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)  # into the wait, which lasts 10 s in the one case and 120 s in the other
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert err.strip().endswith("KeyboardInterrupt")
 
 
 def test_a_broker_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
