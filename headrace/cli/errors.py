@@ -22,11 +22,15 @@ class Failure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How to say an error. ``{error}`` in ``sentence`` is the error's own text."""
+    """How to say an error. ``{error}`` in ``sentence`` is the error's own text.
+
+    exact: not for subclasses, which mean something else.
+    """
 
     exit_code: Exit
     remedy: str = ""
     sentence: str = "{error}"
+    exact: bool = False
 
 
 _DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
@@ -38,6 +42,10 @@ RULES = {
     ),
     "headrace.ledger.errors.NotMigrated": Rule(Exit.NOT_READY, "Run `headrace migrate`."),
     "psycopg.OperationalError": Rule(Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"),
+    # Of libpq's connection string; what Postgres itself refuses has a class below this one, and is a defect.
+    "psycopg.ProgrammingError": Rule(
+        Exit.USAGE, "Check the options in DATABASE_URL.", "The database's driver refused: {error}", exact=True
+    ),
     "sqlalchemy.exc.OperationalError": Rule(
         Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"
     ),
@@ -51,6 +59,7 @@ RULES = {
     "headrace.client.errors.BrokerUnreachable": Rule(Exit.UNAVAILABLE, _BROKER),
     "headrace.client.errors.TopicMissing": Rule(Exit.NOT_READY, "Run `headrace topics create`."),
     "headrace.client.errors.InvalidLine": Rule(Exit.USAGE, "Nothing after that line was sent."),
+    "headrace.client.errors.InvalidName": Rule(Exit.USAGE, "Choose another."),
     "headrace.engine.errors.ModelNotFound": Rule(Exit.NOT_FOUND),
     "headrace.engine.errors.UnsupportedModel": Rule(Exit.REFUSED),
     "headrace.engine.errors.BadCheckpoint": Rule(Exit.REFUSED),
@@ -81,10 +90,17 @@ def translate(error: BaseException) -> Failure | None:
     if isinstance(error, Failure):
         return error
     for name in _names(type(error)):
-        if rule := RULES.get(name):
+        rule = RULES.get(name)
+        if rule and not (rule.exact and name != next(_names(type(error)))):
             text = rule.sentence.format(error=_text(error), path=getattr(error, "filename", None) or error)
             return Failure(rule.exit_code, text, getattr(error, "remedy", "") or rule.remedy)
     return None
+
+
+def defect(error: BaseException) -> Failure:
+    """An error that nothing is known of, for a program that reads JSON."""
+    remedy = "Please report it; without --json the traceback is shown."
+    return Failure(Exit.BUG, f"A defect in Headrace: {type(error).__name__}: {_text(error)}", remedy)
 
 
 def _names(kind: type[BaseException]) -> Iterator[str]:

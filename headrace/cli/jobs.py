@@ -10,7 +10,7 @@ from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
-from headrace.cli.output import Json, emit, fields, note, open_input, open_output
+from headrace.cli.output import Json, count, emit, fields, note, open_input, open_output
 from headrace.cli.results import Format, write_result, write_results
 from headrace.cli.stopping import stop_on_signals
 
@@ -66,6 +66,8 @@ def submit(
     A bad line is sent as well: it ends as failed or rejected in its batch, and does not touch its neighbours.
     """
     settings = context.load_settings(tenant=tenant)
+    if batch is not None and idempotency_key is None:
+        refuse_closed(settings, batch)
     submission = send(
         settings,
         file,
@@ -76,22 +78,24 @@ def submit(
         strict=strict,
     )
     if not json:
-        note(f"Batch {submission.batch_id}: {submission.expected} jobs sent to tier {tier}.")
+        note(f"Batch {submission.batch_id}: {count(submission.expected, 'job')} sent to tier {tier}.")
         report_problems(submission)
-    progress = None
+    progress, interrupted = None, False
     if wait:
         with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
             progress = follow(
                 ledger, settings.tenant, submission.batch_id, stop, expected=submission.expected, quiet=json
             )
-            if stop.is_set():
-                raise typer.Exit(Exit.INTERRUPTED)
+            interrupted = stop.is_set()
     if json:
-        emit(_submitted(submission, tier) | ({"batch": asdict(progress)} if progress else {}))
+        more = {"batch": progress, "interrupted": interrupted} if wait else {}
+        emit(_submitted(submission, tier) | more)
     elif progress:
         show_batch(progress)
     else:
         note(f"headrace status {submission.batch_id}\nheadrace results {submission.batch_id} --follow")
+    if interrupted:
+        raise typer.Exit(Exit.INTERRUPTED)
 
 
 def status(
@@ -104,15 +108,19 @@ def status(
     settings = context.load_settings(tenant=tenant)
     with context.open_ledger(settings) as ledger:
         found = find(ledger, settings.tenant, target)
+        interrupted = False
         if wait and _is_batch(found):
             with stop_on_signals() as stop:
                 found = follow(ledger, settings.tenant, target, stop, quiet=json) or found
+                interrupted = stop.is_set()
     if json:
-        emit(asdict(found))
+        emit(asdict(found) | ({"interrupted": interrupted} if wait else {}))
     elif _is_batch(found):
         show_batch(found)
     else:
         fields(asdict(found))
+    if interrupted:
+        raise typer.Exit(Exit.INTERRUPTED)
 
 
 def results(
@@ -148,7 +156,7 @@ def results(
     if json:
         emit({"target": target, "written": written, "output": output, "interrupted": stop.is_set()})
     elif output not in (None, "-"):
-        note(f"{written} results in {output}.")
+        note(f"{count(written, 'result')} in {output}.")
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
 
@@ -187,6 +195,30 @@ def send(settings: "Settings", file: str, tier: str, **options: Any) -> "Submiss
     with open_input(file) as lines, context.open_client(settings) as client:
         submission = client.submit(lines, tier, **options)
     return submission
+
+
+def refuse_closed(settings: "Settings", batch_id: str) -> None:
+    """Raise Failure if the job table says that the batch is closed: its count is final, and more would break it.
+
+    Submitting needs no job table, so where none is named or it does not answer nothing is refused.
+    """
+    from headrace.ledger import LedgerUnavailable, NotMigrated
+
+    try:
+        with context.open_ledger(settings) as ledger:
+            batch = ledger.batch(settings.tenant, batch_id)
+    except (LedgerUnavailable, NotMigrated):
+        return
+    except Failure as failure:
+        if failure.exit_code is not Exit.NOT_READY:
+            raise
+        return
+    if batch is not None and batch.closed_at is not None:
+        raise Failure(
+            Exit.REFUSED,
+            f"Batch {batch_id!r} was closed with {batch.expected} records; what comes later would not be waited for.",
+            "Choose another --batch; to go on with a submit that broke off, give its --idempotency-key again.",
+        )
 
 
 def report_problems(submission: "Submission") -> None:

@@ -14,7 +14,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
 from headrace.cli.jobs import report_problems, send, show_batch
-from headrace.cli.output import Json, emit, fields, messages, note, open_output
+from headrace.cli.output import Json, count, emit, fields, messages, note, open_input, open_output
 from headrace.cli.results import Format, write_results
 from headrace.cli.stopping import Stop, stop_on_signals
 
@@ -104,7 +104,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Run a file of prompts through the stack: through the one that is up, or one started for it and then stopped."""
-    _must_exist(file)
+    _must_hold_jobs(file)
     settings = context.load_settings()
     target = output or Path(f"{file.stem}.results.jsonl")
     with stop_on_signals() as stop, _running(settings, stop, quiet=json) as (settings, stack):
@@ -125,7 +125,7 @@ def run(
         emit({"batch": batch, "written": written, "output": str(target), "interrupted": stop.is_set()})
     elif batch:
         show_batch(batch)
-        note(f"{written} results in {target}.")
+        note(f"{count(written, 'result')} in {target}.")
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
 
@@ -133,7 +133,7 @@ def run(
 @group.command()
 def demo(file: File = Path("examples/prompts.jsonl")) -> None:
     """Start a stack, run example prompts, show answers and the job table, and stop everything."""
-    _must_exist(file)
+    _must_hold_jobs(file)
     settings = context.load_settings()
     embedded = not settings.kafka_bootstrap_servers and not settings.database_url
     with stop_on_signals() as stop, _stack(settings, stop) as (stack, addresses):
@@ -197,10 +197,12 @@ def _at(settings: "Settings", addresses: "Addresses") -> "Settings":
     )
 
 
-def _must_exist(file: Path) -> None:
+def _must_hold_jobs(file: Path) -> None:
     """Before a stack is started for nothing."""
     if not file.is_file():
         raise Failure(Exit.NOT_FOUND, f"There is no file {file}.")
+    with open_input(str(file)):
+        pass
 
 
 def _report(text: str) -> None:

@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from headrace.cli import dlq, doctor, files, jobs, ledger, local, retry, serve, topics
-from headrace.cli.errors import translate
+from headrace.cli.errors import defect, translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import show_failure
 
@@ -18,10 +19,11 @@ class Boundary(TyperGroup):
         """Run the command; a translated error is shown and becomes its exit code."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # `headrace results b | head` has read enough; Typer knows what to do
+        # `headrace results b | head` has read enough. Typer knows what to do with this and with its own.
+        except (BrokenPipeError, typer.Exit, typer.Abort, TyperException):
             raise
         except Exception as error:
-            failure = translate(error)
+            failure = translate(error) or (defect(error) if ctx.obj else None)
             if failure is None:
                 raise
             show_failure(failure, as_json=bool(ctx.obj))

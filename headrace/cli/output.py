@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +41,11 @@ def messages() -> "Console":
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def emit(data: Any) -> None:
@@ -101,10 +108,26 @@ def open_output(path: str | None) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_input(path: str) -> Iterator[IO[bytes]]:
-    """``path`` for reading; for "-" stdin, which stays open."""
+def open_input(path: str) -> Iterator[Iterable[bytes]]:
+    """The lines of ``path``, for "-" of stdin, which stays open. Raises Failure where there are none but blank ones."""
     if path == "-":
-        yield sys.stdin.buffer
+        yield _some_lines(sys.stdin.buffer, "stdin")
     else:
         with open(path, "rb") as source:
-            yield source
+            yield _some_lines(source, path)
+
+
+def _some_lines(source: IO[bytes], name: str) -> Iterable[bytes]:
+    """``source`` itself where it can be read twice, which --strict makes use of."""
+    start = source.tell() if source.seekable() else None
+    ahead: list[bytes] = []
+    for line in source:
+        ahead.append(line)
+        if line.strip():
+            break
+    else:
+        raise Failure(Exit.USAGE, f"There are no jobs in {name}: it is empty.")
+    if start is None:
+        return chain(ahead, source)
+    source.seek(start)
+    return source

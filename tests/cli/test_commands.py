@@ -15,6 +15,7 @@ from headrace.cli import app
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.jobs import parse_deadline
+from headrace.cli.stopping import Stop
 from headrace.ledger import JobRow, Ledger, OutcomeRow, RejectionRow
 from headrace.schemas import BatchClosed, BatchOpened, Choice, JobError, JobResult, JobState, uuid7
 
@@ -146,8 +147,30 @@ def test_strict_stops_at_the_first_bad_line(run: Run) -> None:
 
 def test_without_topics_a_submit_says_to_create_them(run: Run) -> None:
     result = run("submit", "-", stdin='{"prompt": "one"}\n')
-    assert result.exit_code in (Exit.NOT_READY, Exit.UNAVAILABLE)
-    assert "headrace" in result.output
+    assert result.exit_code == Exit.NOT_READY
+    assert "headrace topics create" in result.output
+
+
+@pytest.mark.usefixtures("topics", "ended_batch")
+def test_a_batch_that_was_closed_takes_more_under_an_idempotency_key_alone(run: Run) -> None:
+    refused = run("submit", "-", "--batch", "b", stdin='{"prompt": "one"}\n')
+    assert refused.exit_code == Exit.REFUSED
+    assert "--idempotency-key" in refused.output
+    again = run("submit", "-", "--batch", "b", "--idempotency-key", "k", stdin='{"prompt": "one"}\n')
+    assert again.exit_code == 0
+    assert "1 job sent" in again.output
+    assert run("submit", "-", "--batch", "c", stdin='{"prompt": "one"}\n').exit_code == 0
+
+
+def test_following_a_status_ends_as_interrupted_after_a_signal(
+    run: Run, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger(database_url) as ledger:
+        ledger.apply_control([BatchOpened(batch_id="open")])
+    monkeypatch.setattr(Stop, "wait", lambda stop, timeout=None: stop.set() or True)
+    result = run("status", "open", "--follow", "--json")
+    assert result.exit_code == Exit.INTERRUPTED
+    assert json.loads(result.stdout)["interrupted"] is True
 
 
 @pytest.mark.usefixtures("ended_batch")

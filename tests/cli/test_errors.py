@@ -5,6 +5,7 @@ import socket
 from importlib import import_module
 from pathlib import Path
 
+import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -80,6 +81,54 @@ def test_a_failure_is_json_with_json() -> None:
     assert result.exit_code == error["exit_code"] == Exit.NOT_READY
     assert "DATABASE_URL" in error["remedy"]
     assert result.stdout == ""
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_defect_is_json_too_with_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("headrace.cli.context.load_settings", fail)
+    result = run("status", "b", "--json")
+    error = json.loads(result.stderr)["error"]
+    assert result.exit_code == error["exit_code"] == Exit.BUG
+    assert "ZeroDivisionError: division by zero" in error["message"]
+    assert isinstance(run("status", "b").exception, ZeroDivisionError)
+
+
+@pytest.mark.usefixtures("bare")
+def test_an_option_that_no_database_knows_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:secret@127.0.0.1:1/x?colour=blue")
+    for command in ("migrate", "status b"):
+        result = run(*command.split())
+        assert result.exit_code == Exit.USAGE
+        assert "colour" in result.output
+        assert "secret" not in result.output
+
+
+def test_what_postgres_refuses_is_a_defect() -> None:
+    assert translate(psycopg.errors.SyntaxError("at or near SELEKT")) is None
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("option", [["--batch", ""], ["--batch", "a\x07b"], ["--idempotency-key", ""]])
+def test_a_name_that_no_batch_can_have_is_refused(
+    option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{closed_port()}")
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    assert run("submit", str(file), *option).exit_code == Exit.USAGE
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", [["submit"], ["local", "run"], ["local", "demo"]])
+def test_a_file_without_jobs_is_refused_before_anything_starts(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text("\n \n")
+    result = run(*command, str(file))
+    assert result.exit_code == Exit.USAGE
+    assert "no jobs" in result.output
 
 
 @pytest.mark.usefixtures("bare")
