@@ -1,8 +1,9 @@
 """A JSON Lines file through an engine: prompts in, results out as they finish, in bounded memory.
 
 The rule for resuming: a result belongs to the input's line of that number (``"line"``, from 1), so a run that is taken up
-again skips the lines that have a result, good or bad, and the input must not have changed in between. Ids are not
-used for this: nothing says that a file's ids are unique, and a number costs one bit.
+again skips the lines that have a result, good or bad. Ids are not used for this: nothing says that a file's ids are
+unique, and a number costs one bit. Lines may have been added since, but those that have a result must be as they were,
+which a digest in each result (``"input"``) tells.
 """
 
 import dataclasses
@@ -10,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from headrace.engine.answers import TextChoice, TokenLogprob
 from headrace.engine.request import FinishReason
-from headrace.engine.result_file import LineSet, ResultFile
+from headrace.engine.result_file import Inputs, LineDigest, LineSet, ResultFile
 from headrace.engine.text import RequestError, TextCompletion, TextEngine, TextRequest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -53,6 +54,8 @@ class Progress:
 
 Parse = Callable[[bytes], ParsedLine]
 Encode = Callable[[Any, TextCompletion], Mapping[str, Any]]
+Line = tuple[int, str, bytes | None]
+"""Number (from 1), digest, and the bytes: None for a line that is too long."""
 
 
 def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
@@ -108,13 +111,17 @@ def generate(
     ends the run early: what is still running is aborted and left without a result, so that resuming runs it. Without
     a seed of its own, a line's sampling is seeded by its number.
 
-    Raises OSError for files that cannot be used (see ResultFile) and EngineDead; the output is valid in any case.
+    Raises OSError for files that cannot be used (see ResultFile; FileExistsError when the results to go on with are
+    another input's) and EngineDead; the output is valid in any case.
     """
     progress = Progress(bytes_total=in_path.stat().st_size)
     with (
         in_path.open("rb") as source,
         ResultFile(out_path, resume=resume, max_line=progress.bytes_total) as results,
     ):
+        if _inputs(source, results.inputs) != results.inputs:
+            raise FileExistsError(f"{out_path} holds results of another input than {in_path}")
+        source.seek(0)
         run = _Run(
             engine, results, parse, encode, max_in_flight, on_progress, stop or threading.Event(), progress
         )
@@ -124,7 +131,7 @@ def generate(
 
 @dataclass(slots=True)
 class _Run:
-    """One call of ``generate``. jobs: what ``encode`` gets with the completion, by line, of lines in flight."""
+    """One call of ``generate``. jobs: of lines in flight, by number, the digest and what ``encode`` gets."""
 
     engine: TextEngine
     results: ResultFile
@@ -134,9 +141,9 @@ class _Run:
     on_progress: Callable[[Progress], None]
     stop: threading.Event
     progress: Progress
-    jobs: dict[int, Any] = field(default_factory=dict)
+    jobs: dict[int, tuple[str, Any]] = field(default_factory=dict)
 
-    def all(self, lines: Iterator[tuple[int, bytes | None]]) -> None:
+    def all(self, lines: Iterator[Line]) -> None:
         """Keep the engine full until the lines are used up and the last has ended."""
         more = True
         while (more or self.jobs) and not self.stop.is_set():
@@ -147,15 +154,15 @@ class _Run:
             self.progress.stopped = True
             self._give_up()
 
-    def _refill(self, lines: Iterator[tuple[int, bytes | None]]) -> bool:
+    def _refill(self, lines: Iterator[Line]) -> bool:
         """Take in as many lines as there is room for. False when there are no more."""
         room = self.max_in_flight - len(self.jobs)
         taken = [line for _, line in zip(range(room), lines, strict=False)]
         requests: list[TextRequest] = []
         refused: list[TextCompletion] = []
-        for number, data in taken:
+        for number, digest, data in taken:
             parsed = self.parse(data) if data is not None else _too_long()
-            self.jobs[number] = parsed.job
+            self.jobs[number] = digest, parsed.job
             if isinstance(parsed.request, TextRequest):
                 requests.append(dataclasses.replace(parsed.request, id=str(number)))
             else:
@@ -169,11 +176,15 @@ class _Run:
         ended = [(int(c.id), c) for c in completions]
         if not ended:
             return
-        self.results.write((line, self.encode(self.jobs.pop(line), c)) for line, c in ended)
+        self.results.write(self._result(line, completion) for line, completion in ended)
         for _, completion in ended:
             self._count(completion)
         self.progress.in_flight = len(self.jobs)
         self.on_progress(self.progress)
+
+    def _result(self, line: int, completion: TextCompletion) -> tuple[int, str, Mapping[str, Any]]:
+        digest, job = self.jobs.pop(line)
+        return line, digest, self.encode(job, completion)
 
     def _count(self, completion: TextCompletion) -> None:
         if completion.error:
@@ -204,18 +215,35 @@ def _too_long() -> ParsedLine:
     return ParsedLine(RequestError("message_too_large", message))
 
 
-def _lines(source: Any, done: LineSet, progress: Progress) -> Iterator[tuple[int, bytes | None]]:
-    """Each line to run with its number, from 1; None for one that is too long. Empty lines and ``done`` are skipped."""
+def _lines(source: BinaryIO, done: LineSet, progress: Progress) -> Iterator[Line]:
+    """Each line to run. Empty lines and those in ``done`` are skipped."""
+    for number, digest, whole in _all_lines(source, progress):
+        if number in done:
+            progress.skipped += 1
+        elif whole is None or whole.strip():
+            yield number, digest.hex(), whole
+
+
+def _inputs(source: BinaryIO, among: Inputs) -> Inputs:
+    """What the input says of the lines ``among`` the results."""
+    found = Inputs()
+    if len(among):
+        for number, digest, _ in _all_lines(source, Progress(0)):
+            if number in among:
+                found.add(number, digest.hex())
+    return found
+
+
+def _all_lines(source: BinaryIO, progress: Progress) -> Iterator[tuple[int, LineDigest, bytes | None]]:
     number = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
         number += 1
         progress.bytes_read += len(line)
+        digest = LineDigest().update(line)
         whole: bytes | None = line
         while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
             whole = None
             line = source.readline(MAX_LINE_BYTES + 1)
             progress.bytes_read += len(line)
-        if number in done:
-            progress.skipped += 1
-        elif whole is None or whole.strip():
-            yield number, whole
+            digest.update(line)
+        yield number, digest, whole
