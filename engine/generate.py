@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from headrace.engine.answers import TextChoice, TokenLogprob
 from headrace.engine.request import FinishReason
 from headrace.engine.result_file import Inputs, LineDigest, LineSet, ResultFile
-from headrace.engine.text import RequestError, TextCompletion, TextEngine, TextRequest
+from headrace.engine.text import RequestError, TextCompletion, TextRequest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 POLL_S = 0.2
@@ -29,6 +29,19 @@ class ParsedLine:
 
     request: TextRequest | RequestError
     job: Any = None
+
+
+class Answering(Protocol):
+    """What of a TextEngine a run needs."""
+
+    def add_many(self, requests: Sequence[TextRequest]) -> None:
+        """See TextEngine."""
+
+    def poll(self, timeout: float) -> list[TextCompletion]:
+        """See TextEngine."""
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """See TextEngine."""
 
 
 @dataclass(slots=True)
@@ -96,7 +109,7 @@ def _plain_logprobs(choice: TextChoice) -> dict[str, Any]:
 def generate(
     in_path: Path,
     out_path: Path,
-    engine: TextEngine,
+    engine: Answering,
     parse: Parse,
     *,
     encode: Encode = plain_result,
@@ -133,7 +146,7 @@ def generate(
 class _Run:
     """One call of ``generate``. jobs: of lines in flight, by number, the digest and what ``encode`` gets."""
 
-    engine: TextEngine
+    engine: Answering
     results: ResultFile
     parse: Parse
     encode: Encode

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from headrace.engine.config import EngineConfig
-    from headrace.engine.text import TextEngine
+    from headrace.engine.text import TextCompletion, TextEngine, TextRequest
     from headrace.settings import Settings
 
 
@@ -32,6 +34,34 @@ def open_engine(config: "EngineConfig", name: str) -> "TextEngine":
     engine = open_text_engine(config)
     engine.model = name
     return engine
+
+
+class OnDemand:
+    """An engine that is opened for its first request: where there is nothing to run, no model is loaded."""
+
+    def __init__(self, open: "Callable[[], TextEngine]") -> None:
+        self._open = open
+        self._engine: TextEngine | None = None
+
+    def add_many(self, requests: "Sequence[TextRequest]") -> None:
+        """As TextEngine's, opening it if need be."""
+        if self._engine is None:
+            self._engine = self._open()
+        self._engine.add_many(requests)
+
+    def poll(self, timeout: float) -> "list[TextCompletion]":
+        """As TextEngine's."""
+        return [] if self._engine is None else self._engine.poll(timeout)
+
+    def abort(self, ids: "Sequence[str]") -> None:
+        """As TextEngine's."""
+        if self._engine is not None:
+            self._engine.abort(ids)
+
+    def close(self) -> None:
+        """As TextEngine's."""
+        if self._engine is not None:
+            self._engine.close()
 
 
 def served_name(settings: "Settings") -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import context, logs
-from headrace.cli.engine import engine_config, open_engine, served_name
+from headrace.cli.engine import OnDemand, engine_config, open_engine, served_name
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import duration
@@ -57,9 +57,9 @@ def generate(
     from headrace.worker import translate
 
     began = time.monotonic()
-    config = engine_config(settings)
+    name = served_name(settings)
     with stop_on_signals() as stop:
-        engine = open_engine(config, served_name(settings))
+        engine = OnDemand(lambda: open_engine(engine_config(settings), name))
         try:
             lines = iter(range(1 << 62))
 
@@ -67,7 +67,7 @@ def generate(
                 return engine_generate.ParsedLine(*translate.read_line(line, next(lines)))
 
             def encode(job: Any, completion: Any) -> dict[str, Any]:
-                return translate.write_line(job, completion, engine.model)
+                return translate.write_line(job, completion, name)
 
             progress = engine_generate.generate(
                 source,

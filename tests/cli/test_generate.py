@@ -63,3 +63,21 @@ def test_an_output_that_is_there_is_not_overwritten(source: Path, tmp_path: Path
     assert result.exit_code == Exit.REFUSED
     assert "--resume" in result.output
     assert target.read_text() == "somebody's results\n"
+
+
+def test_no_model_is_loaded_where_nothing_is_left_to_do(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    command = ["generate", str(source), str(target), "--model", str(tmp_path / "no model"), "--json"]
+    assert CliRunner().invoke(app, command).exit_code == Exit.NOT_FOUND
+    target.write_text("".join(json.dumps({"line": line, "state": "succeeded"}) + "\n" for line in (1, 2, 3)))
+    result = CliRunner().invoke(app, [*command, "--resume"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["skipped"] == 3
+
+
+def test_results_of_another_file_are_not_gone_on_with(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text('{"line": 1, "input": "0123456789abcdef", "state": "succeeded"}\n')
+    result = CliRunner().invoke(app, ["generate", str(source), str(target), "--resume"])
+    assert result.exit_code == Exit.REFUSED
+    assert "another input" in result.output
