@@ -24,6 +24,7 @@ from headrace.schemas import (
     Topics,
     uuid7,
 )
+from headrace.schemas.envelope import MAX_ID_CHARS
 from headrace.schemas.ids import key_meant
 
 # A record travels with its headers and its batch's framing, and a broker's limit is on the whole.
@@ -235,5 +236,7 @@ def _message(kind: type[_Message], **fields: Any) -> _Message:
         return kind(**fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise InvalidName(f"{field} is not usable: {first['msg'].removeprefix('Value error, ')}") from None
+        field, reason = first["loc"][0], first["msg"].removeprefix("Value error, ")
+        if first["type"] in ("too_short", "too_long") and field in ("tenant", "batch_id"):
+            reason = f"it must be a string of 1 to {MAX_ID_CHARS} characters"
+        raise InvalidName(f"{field} is not usable: {reason}") from None

@@ -8,7 +8,7 @@ from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.jobs import PANEL, Tenant
-from headrace.cli.output import Json, emit, note
+from headrace.cli.output import Json, count, emit, note
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -51,7 +51,7 @@ def retry(
     if json:
         emit({"batch_id": batch, "sent_again": sent, "gone": [str(row.id) for row in gone]})
     else:
-        note(f"{sent} jobs of batch {batch} run again.")
+        note(f"{count(sent, 'job')} of batch {batch} run again.")
     if gone:
         raise Failure(Exit.NOT_FOUND, _not_there(gone), "Submit those again, as new jobs.")
 
