@@ -333,7 +333,9 @@ def test_records_that_kafka_does_not_take_surface_and_their_batch_is_cancelled(k
 
 
 WAITING = """
+import signal
 from headrace.client import Client
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would this
 with Client("127.0.0.1:1", kafka={"log_level": 0}) as client:
     client._found = %s
     print("ready", flush=True)
@@ -349,7 +351,10 @@ def test_one_interrupt_ends_a_submit_that_waits_for_kafka(known: str) -> None:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)  # into the wait, which lasts 10 s in the one case and 120 s in the other
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert err.strip().endswith("KeyboardInterrupt")
 
 
