@@ -16,10 +16,10 @@ from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.runner import ModelRunner, Sampled, StepShape
 from headrace.kernels.shared_prefix import SharedPrefixes
 
-_ROW_FIELDS = (
-    7  # slots, starts, token ids, the block table's updates (slots, index, blocks), shared prefix lengths
-)
-_TILE_FIELDS = 3  # start, rows, keys of a tile of rows that share a prefix
+# A row: slot, start, token id; a block-table update: slot, index, block; the length of the prefix it shares.
+_ROW_FIELDS = 7
+# A tile of rows that share a prefix: start, rows, keys.
+_TILE_FIELDS = 3
 
 
 def _tile_capacity(size: int) -> int:
