@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.client.errors import BrokerUnreachable, DeliveryFailed, TopicMissing
+from headrace.schemas.kafka_properties import for_producer
 
 _FEW = 10
 _PATIENCE_S = 10.0
@@ -29,7 +30,7 @@ class Outbox:
                 "queue.buffering.max.kbytes": 64 * 1024,
                 "message.timeout.ms": 120_000,
                 "allow.auto.create.topics": False,
-                **config,
+                **for_producer(config),
             }
         )
         self._failed: list[str] = []

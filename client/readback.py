@@ -10,6 +10,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.client.errors import BrokerUnreachable, TopicMissing
+from headrace.schemas.kafka_properties import for_consumer
 
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
@@ -99,7 +100,7 @@ def _consumer(kafka: Mapping[str, Any]) -> Consumer:
     return Consumer(
         {
             "auto.offset.reset": "error",
-            **kafka,
+            **for_consumer(kafka),
             "group.id": f"headrace-readback-{uuid4()}",
             "enable.auto.commit": False,
             "enable.partition.eof": True,

@@ -22,6 +22,7 @@ from headrace.schemas import (
 )
 from headrace.schemas import topics as names
 from headrace.schemas.errors import ErrorCode, Outcome
+from headrace.schemas.kafka_properties import for_consumer
 
 # Clocks differ: a worker's first result may bear an earlier time than the batch's opening.
 _MARGIN_MS = int(timedelta(minutes=5).total_seconds() * 1000)
@@ -38,7 +39,7 @@ class Follower:
     def __init__(self, kafka: Mapping[str, Any], topics: Topics, tenant: str, batch_id: str) -> None:
         self._config = {
             "auto.offset.reset": "earliest",
-            **kafka,
+            **for_consumer(kafka),
             "group.id": f"headrace-follow-{uuid4()}",
             "enable.auto.commit": False,
             "enable.partition.eof": False,

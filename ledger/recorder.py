@@ -32,6 +32,7 @@ from headrace.schemas import (
     parse_envelope,
     source_of,
 )
+from headrace.schemas.kafka_properties import for_consumer
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Recorder:
             "enable.auto.commit": False,
             "topic.metadata.refresh.interval.ms": 10_000,  # how soon a new pool's topics are found
             "on_commit": _on_commit,
-            **(kafka or {}),
+            **for_consumer(kafka or {}),
         }
         self._held: list[Message] = []
         self._waiting = 0  # records that Postgres does not take for now

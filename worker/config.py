@@ -8,31 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.schemas import Topics
+from headrace.schemas.kafka_properties import for_consumer, for_producer
 from headrace.worker.admission import Tier, default_tiers
 from headrace.worker.brake import DeadLetterLimit
-
-# librdkafka's properties of consumers, by how their names begin.
-CONSUMER_ONLY = (
-    "allow.auto.create.topics",
-    "auto.commit.",
-    "auto.offset.reset",
-    "check.crcs",
-    "consume.callback.",
-    "coordinator.query.interval.ms",
-    "enable.auto.",
-    "enable.partition.eof",
-    "fetch.",
-    "group.",
-    "heartbeat.interval.ms",
-    "isolation.level",
-    "max.partition.fetch.bytes",
-    "max.poll.interval.ms",
-    "offset.store.",
-    "partition.assignment.strategy",
-    "queued.max.messages.kbytes",
-    "queued.min.messages",
-    "session.timeout.ms",
-)
 
 
 def unique_name() -> str:
@@ -96,12 +74,12 @@ class WorkerConfig:
         """Properties of one tier's consumer: a group for each tier, so that one's backlog is not another's lag."""
         group = f"{self.topics.prefix}.workers.{self.pool}.{tier}"
         protocol = {"group.protocol": "consumer"} if self.group_protocol == "consumer" else {}
-        return {"group.id": group, **protocol, **self.client()}
+        return {"group.id": group, **protocol, **for_consumer(self.client())}
 
     def producer(self) -> dict[str, Any]:
-        """Properties of the producer: all but those that only a consumer has, which librdkafka would warn of."""
-        return {name: value for name, value in self.client().items() if not name.startswith(CONSUMER_ONLY)}
+        """Properties of the producer."""
+        return for_producer(self.client())
 
     def control(self) -> dict[str, Any]:
         """Properties of the control topic's consumer."""
-        return {"group.id": f"{self.topics.prefix}.control.{self.name}", **self.client()}
+        return {"group.id": f"{self.topics.prefix}.control.{self.name}", **for_consumer(self.client())}
