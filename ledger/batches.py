@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
-from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
@@ -37,10 +36,6 @@ IS_CANCELLED = """
 """
 """Whether a row with id, tenant and batch_id is cancelled; cancels outlive their jobs' coming and going."""
 
-_PENDING = f"""
-SELECT jobs.id FROM jobs WHERE jobs.id = ANY(%s) AND jobs.state < 2 AND {IS_CANCELLED.format(job="jobs")}
-"""
-
 
 def apply(cursor: Rows, messages: Sequence[ControlMessage]) -> None:
     """Take note of the messages; those of one kind in key order, so that two recorders do not deadlock."""
@@ -67,8 +62,3 @@ def _target(message: CancelJob | CancelBatch) -> tuple[str, str, str]:
     if isinstance(message, CancelBatch):
         return message.tenant, "batch", message.batch_id
     return message.tenant, "job", str(message.key)
-
-
-def pending_cancels(cursor: Rows, ids: Collection[UUID]) -> set[UUID]:
-    """Which of these jobs are cancelled and not terminal."""
-    return {id for (id,) in cursor.execute(_PENDING, (list(ids),))}

@@ -118,7 +118,7 @@ class Ledger:
     def apply_control(self, messages: Sequence[ControlMessage]) -> None:
         """Open and close batches, and note cancels; in any order, any number of times.
 
-        A cancel changes no job's row: the worker that holds or meets the job ends it (`lookup`, `pending_cancels`).
+        A cancel changes no job's row: the worker that holds or meets the job ends it (see `lookup`).
         """
         if messages:
             self._run(batches.apply, messages)
@@ -207,10 +207,6 @@ class Ledger:
     def leave(self, worker: str) -> None:
         """End the worker's heartbeat now, at a clean stop."""
         self._run(workers.leave, worker)
-
-    def pending_cancels(self, ids: Collection[UUID]) -> set[UUID]:
-        """Which of these jobs (those held, they have rows) are cancelled and not terminal."""
-        return self._run(batches.pending_cancels, ids) if ids else set()
 
     # --- questions ---------------------------------------------------------------------------------------------
 

@@ -54,16 +54,6 @@ def test_a_cancelled_batch_is_told_before_its_jobs_have_rows(ledger: Ledger) -> 
     assert [seen[each.id].cancelled for each in (row, other, nobodys, theirs)] == [True, False, False, False]
 
 
-def test_pending_cancels_name_jobs_that_still_run(ledger: Ledger) -> None:
-    by_id, by_batch, ended, free = job(), job(batch_id="b2"), job(batch_id="b2"), job()
-    ledger.begin([attempt(row) for row in (by_id, by_batch, ended, free)])
-    ledger.finish([outcome(ended)])
-    ledger.apply_control([CancelJob(tenant="acme", id=by_id.id), CancelBatch(tenant="acme", batch_id="b2")])
-    held = [row.id for row in (by_id, by_batch, ended, free)]
-    assert ledger.pending_cancels(held) == {by_id.id, by_batch.id}
-    assert ledger.pending_cancels([]) == set()
-
-
 def test_a_batchs_deadline_is_told(ledger: Ledger) -> None:
     row = job()
     expires = row.submitted_at
