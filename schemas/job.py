@@ -179,6 +179,7 @@ class PromptJob(BaseModel):
     )
 
     _envelope: Envelope | None = PrivateAttr(None)
+    _is_line: bool = PrivateAttr(False)
 
     @model_validator(mode="before")
     @classmethod
@@ -236,6 +237,11 @@ class PromptJob(BaseModel):
             raise AttributeError("a job that was not read from a record has no envelope")
         return self._envelope
 
+    def path_of(self, field: str) -> str:
+        """Where the producer wrote ``field``: ``top_p`` is ``sampling.top_p``, or ``body.top_p`` in a batch line."""
+        path = f"sampling.{field}" if field.partition(".")[0] in SAMPLING_OPTIONS else field
+        return batch_line.param(path) if self._is_line else path
+
 
 # What `requires` may name: every field of a job and every sampling option, and the batch format.
 FEATURES = frozenset(PromptJob.model_fields) | SAMPLING_OPTIONS | {"openai_batch_line"}
@@ -256,7 +262,7 @@ def _validate(record: Record) -> PromptJob:
     except batch_line.BadLine as error:
         wrong = error.wrong
     else:
-        job._envelope = record.envelope
+        job._envelope, job._is_line = record.envelope, is_line
         return job
     raise InvalidJob(record.envelope, wrong.code, wrong.message, wrong.param)
 

@@ -1,5 +1,6 @@
 """What came of a job: one JobResult for each run that ended."""
 
+from collections.abc import Sized
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, Self
@@ -16,6 +17,10 @@ from headrace.schemas.wire import dump
 
 class UnreadableResult(SchemaError):
     """Bytes that are no JobResult."""
+
+
+def _is_empty(value: Sized) -> bool:
+    return not value
 
 
 class Usage(BaseModel):
@@ -51,7 +56,9 @@ class TokenLogprob(LikelyToken):
     """A token of the answer, and the likeliest ones of its place."""
 
     top_logprobs: list[LikelyToken] = Field(
-        default_factory=list, description="The likeliest tokens of its place, likeliest first."
+        default_factory=list,
+        exclude_if=_is_empty,
+        description="The likeliest tokens of its place, likeliest first.",
     )
 
 
@@ -141,12 +148,16 @@ class JobResult(BaseModel):
         default=1, description="How many times this run was given to an engine, this one included."
     )
     state: JobState = Field(description="A terminal state.")
-    choices: list[Choice] = Field(default_factory=list, description="The answers; none unless succeeded.")
+    choices: list[Choice] = Field(
+        default_factory=list, exclude_if=_is_empty, description="The answers; none unless succeeded."
+    )
     usage: Usage = Field(default_factory=Usage, description="What it cost.")
     timings: Timings = Field(default_factory=Timings, description="When, and how long.")
     error: JobError | None = Field(default=None, description="Why it did not succeed.")
     worker: str | None = Field(default=None, description="The worker that wrote this result.")
-    metadata: dict[str, str] = Field(default_factory=dict, description="As the producer wrote it.")
+    metadata: dict[str, str] = Field(
+        default_factory=dict, exclude_if=_is_empty, description="As the producer wrote it."
+    )
 
     @property
     def key(self) -> bytes:

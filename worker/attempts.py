@@ -165,7 +165,7 @@ class Attempts:
         if job.verdict is not None and (aborted or done.error is not None):
             self._outcomes.end_as(job, job.verdict)
         elif done.error is not None:
-            self._outcomes.fail(job, to_error(done.error))
+            self._outcomes.fail(job, to_error(done.error, job.request))
         else:
             self._outcomes.succeed(job, done)
 

@@ -46,7 +46,8 @@ def dead_letter_reason(body: bytes) -> JobError | None:
 
 def _too_large(job: Job, result: JobResult, size: int, max_bytes: int) -> JobResult:
     message = f"the result has {size:,} bytes; at most {max_bytes:,} fit a message; ask for fewer tokens"
-    error = JobError(code=ErrorCode.RESULT_TOO_LARGE, message=message, param="sampling.max_tokens")
+    param = None if job.request is None else job.request.path_of("max_tokens")
+    error = JobError(code=ErrorCode.RESULT_TOO_LARGE, message=message, param=param)
     failed = translate.unsuccessful(
         job.envelope,
         JobState.FAILED,

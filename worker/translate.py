@@ -33,6 +33,7 @@ from headrace.schemas.result import LikelyToken, TokenLogprob
 
 DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
 CHARS_PER_TOKEN = 4
+_ENGINES_NAMES = {"include_stop": "include_stop_str_in_output"}
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -151,7 +152,8 @@ def read_line(line: bytes, number: int) -> tuple[TextRequest | RequestError, Pro
 
 def write_line(job: PromptJob | Envelope | None, done: TextCompletion, model: str) -> dict[str, Any]:
     """The line that answers ``read_line``'s: a JobResult, less what only a worker knows."""
-    error = to_error(done.error) if done.error is not None else None
+    read = job if isinstance(job, PromptJob) else None
+    error = None if done.error is None else to_error(done.error, read)
     if job is None:
         return {"state": JobState.FAILED, "error": error.model_dump(exclude_none=True) if error else None}
     if error is None and isinstance(job, PromptJob):
@@ -166,11 +168,12 @@ def write_line(job: PromptJob | Envelope | None, done: TextCompletion, model: st
 _UNKNOWN = JobError(code=ErrorCode.INTERNAL_ERROR, message="the engine gave neither an answer nor an error")
 
 
-def to_error(error: RequestError) -> JobError:
-    """The engine's error, in the words of the wire."""
+def to_error(error: RequestError, job: PromptJob | None) -> JobError:
+    """The engine's error, in the words of the wire: the field at fault is called as its producer wrote it."""
     if error.param is None:
         return JobError(code=error.code, message=error.message)
-    param = _INDEX.sub(r".\1", error.param)  # as in the paths of jobs that are refused before
+    param = _INDEX.sub(r".\1", _ENGINES_NAMES.get(error.param, error.param))
+    param = param if job is None else job.path_of(param)
     message = (
         error.message.replace(error.param, param, 1)
         if error.message.startswith(error.param)

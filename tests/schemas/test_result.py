@@ -54,6 +54,12 @@ def test_a_result_holds_nothing_that_postgres_refuses() -> None:
     assert body["metadata"] == {"\ufffd": "\ufffd"}
 
 
+def test_a_field_without_a_value_is_left_out() -> None:
+    failed = JobResult(id=ID, state=JobState.FAILED, error=JobError(code="invalid_value", message="m"))
+    assert {"choices", "metadata", "batch_id", "worker"}.isdisjoint(orjson.loads(failed.encode()))
+    assert JobResult.decode(failed.encode()) == failed
+
+
 @pytest.mark.parametrize(
     "value", [b"", b"{}", b"[]", b"\xff", b'{"id": 5}', b'{"id": "x", "state": "succeeded"}']
 )

@@ -156,10 +156,25 @@ def test_an_error_of_the_engine_keeps_the_names_of_its_job() -> None:
     _, asked = translate.read_line(b'{"custom_id": "c", "prompt": "x"}', 5)
     done = TextCompletion("5", [], error=RequestError("context_length_exceeded", "too long", "prompt"))
     line = translate.write_line(asked, done, "m")
-    assert (line["custom_id"], line["error"]["param"], line["choices"]) == ("c", "prompt", [])
+    assert (line["custom_id"], line["error"]["param"], line.get("choices")) == ("c", "prompt", None)
 
 
-def test_an_item_at_fault_is_named_as_in_the_paths_of_jobs_refused_before() -> None:
-    error = RequestError("invalid_value", "stop_token_ids[1] must be a token id, not 9", "stop_token_ids[1]")
-    found = translate.to_error(error)
-    assert (found.param, found.message) == ("stop_token_ids.1", "stop_token_ids.1 must be a token id, not 9")
+LINE = b'{"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x"}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "path"),
+    [
+        (b'{"prompt": "x"}', "stop_token_ids[1]", "sampling.stop_token_ids.1"),
+        (b'{"prompt": "x"}', "include_stop", "sampling.include_stop_str_in_output"),
+        (b'{"prompt_token_ids": [9]}', "prompt_token_ids[0]", "prompt_token_ids.0"),
+        (LINE, "stop_token_ids[1]", "body.stop_token_ids.1"),
+        (LINE, "prompt", "body.prompt"),
+    ],
+)
+def test_an_error_of_the_engine_calls_the_field_as_its_producer_wrote_it(
+    body: bytes, param: str, path: str
+) -> None:
+    error = RequestError("invalid_value", f"{param} must be otherwise", param)
+    found = translate.to_error(error, job(body))
+    assert (found.param, found.message) == (path, f"{path} must be otherwise")
