@@ -55,6 +55,8 @@ def _convert_gguf(src: Path, dst: Path) -> None:
 
 def _convert_pickles(src: Path, dst: Path) -> None:
     files = sorted(src.glob("*.bin"))
+    if not files and any(src.glob("*.safetensors")):
+        raise BadCheckpoint(f"{src} holds safetensors already: there is nothing to convert, use it as it is")
     if not files:
         raise BadCheckpoint(f"{src} holds no .bin weights")
     for path in src.iterdir():

@@ -254,6 +254,13 @@ def test_an_existing_directory_is_not_overwritten(tmp_path: Path) -> None:
         convert(tmp_path / "model.gguf", tmp_path)
 
 
+def test_a_directory_that_needs_no_converting_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").touch()
+    with pytest.raises(BadCheckpoint, match="nothing to convert"):
+        convert(tmp_path / "model", tmp_path / "converted")
+
+
 def pickled(directory: Path, tied: bool = False) -> PreTrainedModel:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=50, tie_word_embeddings=tied, **SIZES))
