@@ -1,6 +1,6 @@
 """The job table: what was submitted, what runs, how each job ended. Postgres through SQLAlchemy and psycopg."""
 
-from headrace.ledger.errors import LedgerError, LedgerUnavailable, NotMigrated, RowRefused
+from headrace.ledger.errors import LedgerError, LedgerUnavailable, NotMigrated, NotPostgres, RowRefused
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.migrate import check, migrate
 from headrace.ledger.rows import (
@@ -32,6 +32,7 @@ __all__ = [
     "LedgerUnavailable",
     "Letter",
     "NotMigrated",
+    "NotPostgres",
     "OutcomeRow",
     "RejectionRow",
     "RowRefused",

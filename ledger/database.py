@@ -12,12 +12,12 @@ import psycopg
 from psycopg import Cursor
 from psycopg.rows import TupleRow
 from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool
 
-from headrace.ledger.errors import LedgerUnavailable, NotMigrated, RowRefused
+from headrace.ledger.errors import LedgerUnavailable, NotMigrated, NotPostgres, RowRefused
 
 Rows: TypeAlias = Cursor[TupleRow]
 P = ParamSpec("P")
@@ -41,9 +41,17 @@ _TRANSIENT = ("08", "40001", "40P01", "53", "55P03", "57014", "57P0", "58030", "
 _REFUSED = ("22", "23", "54")
 
 
+def parse_url(url: str) -> URL:
+    """`url`, any form of `postgres://` that libpq takes, for SQLAlchemy. Raises NotPostgres, ArgumentError."""
+    given = make_url(url)
+    if (kind := given.drivername.partition("+")[0]) not in ("postgresql", "postgres"):
+        raise NotPostgres(f"The job table is in Postgres, and this is an address of {kind}.")
+    return given.set(drivername="postgresql+psycopg")
+
+
 def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
-    """A pool for `url`, which may be any form of `postgres://` that libpq takes. Connects lazily."""
-    target = make_url(url).set(drivername="postgresql+psycopg")
+    """A pool for `url`. Connects lazily. Raises as `parse_url`."""
+    target = parse_url(url)
     # No prepared statements: PgBouncer in transaction mode cannot keep them.
     arguments = {"prepare_threshold": None, "connect_timeout": 5, "application_name": "headrace"}
     return create_engine(

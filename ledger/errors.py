@@ -13,5 +13,9 @@ class NotMigrated(LedgerError):
     """The database lacks tables or columns that this version needs; `headrace migrate` makes them."""
 
 
+class NotPostgres(LedgerError):
+    """The address is that of another kind of database."""
+
+
 class RowRefused(LedgerError):
     """Postgres will not take this row, however often it is tried."""

@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 
 from headrace.ledger import partitions
 from headrace.ledger.database import connect
-from headrace.ledger.errors import LedgerUnavailable
 
 
 def migrate(url: str, revision: str = "head") -> None:
@@ -46,12 +45,12 @@ def ensure_partitions(connection: Connection) -> None:
 
 
 def check(url: str) -> list[str]:
-    """What stands between this database and a working ledger, each with its remedy; empty when all is well."""
-    try:
-        with connect(url) as connection:
-            return _problems(connection)
-    except LedgerUnavailable as error:
-        return [f"Postgres cannot be reached: {str(error).strip()}. Check DATABASE_URL and the server."]
+    """What stands between this database and a working ledger, each with its remedy; empty when all is well.
+
+    Raises LedgerUnavailable where Postgres is away.
+    """
+    with connect(url) as connection:
+        return _problems(connection)
 
 
 def _problems(connection: Connection) -> list[str]:

@@ -44,7 +44,12 @@ def bootstrap_servers(settings: "Settings") -> str:
 
 
 def database_url(settings: "Settings") -> str:
-    """The database's address: the environment's, else that of a local stack that runs. Raises Failure."""
+    """The database's address: the environment's, else that of a local stack that runs.
+
+    Raises Failure, and NotPostgres or ArgumentError for what is no address of Postgres.
+    """
+    from headrace.ledger.database import parse_url
+
     local = _running_stack(settings)
     address = settings.database_url or (local and local.database_url)
     if not address:
@@ -53,6 +58,7 @@ def database_url(settings: "Settings") -> str:
             "No database is named, and no local stack runs.",
             "Set DATABASE_URL=postgresql://user:password@host/database, or start a stack with `headrace local up`.",
         )
+    parse_url(address)  # before a driver that cannot read it quotes it, password and all
     return address
 
 

@@ -34,12 +34,14 @@ class Rule:
 
 
 _DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
+_POSTGRES_URL = "It looks like postgresql://user:password@host:5432/database."
 _BROKER = "Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up; `headrace doctor` tells more."
 
 RULES = {
     "headrace.ledger.errors.LedgerUnavailable": Rule(
         Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"
     ),
+    "headrace.ledger.errors.NotPostgres": Rule(Exit.USAGE, _POSTGRES_URL, "DATABASE_URL: {error}"),
     "headrace.ledger.errors.NotMigrated": Rule(Exit.NOT_READY, "Run `headrace migrate`."),
     "psycopg.OperationalError": Rule(Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"),
     # Of libpq's connection string; what Postgres itself refuses has a class below this one, and is a defect.
@@ -49,11 +51,7 @@ RULES = {
     "sqlalchemy.exc.OperationalError": Rule(
         Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"
     ),
-    "sqlalchemy.exc.ArgumentError": Rule(
-        Exit.USAGE,
-        "It looks like postgresql://user:password@host:5432/database.",
-        "DATABASE_URL is no database URL.",
-    ),
+    "sqlalchemy.exc.ArgumentError": Rule(Exit.USAGE, _POSTGRES_URL, "DATABASE_URL is no database URL."),
     "cimpl.KafkaException": Rule(Exit.UNAVAILABLE, _BROKER, "Kafka refused: {error}"),
     "headrace.client.errors.DeliveryFailed": Rule(Exit.UNAVAILABLE, _BROKER),
     "headrace.client.errors.BrokerUnreachable": Rule(Exit.UNAVAILABLE, _BROKER),

@@ -19,7 +19,10 @@ def register(app: typer.Typer) -> None:
 
 def migrate(
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; exit 5 if something is missing.")
+        bool,
+        typer.Option(
+            "--check", help="Change nothing; exit 5 if something is missing, 4 if Postgres is away."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

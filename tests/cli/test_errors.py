@@ -106,6 +106,19 @@ def test_an_option_that_no_database_knows_is_a_usage_error(monkeypatch: pytest.M
         assert "secret" not in result.output
 
 
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("url", ["mysql://me:secret@127.0.0.1:1/x", "sqlite:///x.db", "me:secret@nowhere"])
+@pytest.mark.parametrize("command", ["migrate", "migrate --check", "status b", "recorder", "doctor"])
+def test_what_is_no_address_of_postgres_is_refused_and_not_quoted(
+    command: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", url)
+    result = run(*command.split())
+    assert result.exit_code == (Exit.NOT_READY if command == "doctor" else Exit.USAGE)
+    assert "postgresql://" in result.output
+    assert "secret" not in result.output
+
+
 def test_what_postgres_refuses_is_a_defect() -> None:
     assert translate(psycopg.errors.SyntaxError("at or near SELEKT")) is None
 
@@ -132,11 +145,12 @@ def test_a_file_without_jobs_is_refused_before_anything_starts(command: list[str
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_database_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["migrate", "migrate --check", "status b"])
+def test_a_database_that_is_away_is_unavailable(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "DATABASE_URL", f"postgresql://me:secret@127.0.0.1:{closed_port()}/x?connect_timeout=1"
     )
-    result = run("migrate")
+    result = run(*command.split())
     assert result.exit_code == Exit.UNAVAILABLE
     assert "DATABASE_URL" in result.output
     assert "secret" not in result.output
