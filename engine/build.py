@@ -13,6 +13,7 @@ from headrace.engine.hub import resolve
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.models.config import ModelConfig
 from headrace.engine.models.decoder import Model, build_model
+from headrace.engine.priorities import Priorities
 from headrace.engine.request import ModelInfo
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler
@@ -52,7 +53,7 @@ def build(config: EngineConfig) -> Parts:
         max_context=max_context,
         max_batched_tokens=budget,
         prefix_cache=config.prefix_cache,
-        max_preemptions=config.max_preemptions,
+        priorities=Priorities(config.priorities),
     )
     kv = KVCache(model.kv_specs(), num_blocks, config.block_size, dtype, device)
     runner = ModelRunner(model, kv, max_slots, max_context)

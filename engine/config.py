@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.engine.errors import EngineError
+from headrace.engine.priorities import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +19,8 @@ class EngineConfig:
     max_batched_tokens: token budget of a step, prefill and decode together. max_context: longest prompt + output.
 
     lag: how many steps may be launched before the tokens of the oldest are read back (0, 1 or 2).
-    prefix_cache: share blocks between prompts that begin alike. max_preemptions: times a newcomer of higher
-    priority may push one sequence back.
+    prefix_cache: share blocks between prompts that begin alike. priorities: how requests of priority 0, 1, ... are
+    treated; those beyond as ``Priority()`` says.
     """
 
     model: str
@@ -34,7 +35,7 @@ class EngineConfig:
     max_context: int | None = None
     lag: int | None = None
     prefix_cache: bool = True
-    max_preemptions: int = 3
+    priorities: tuple[Priority, ...] = ()
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:

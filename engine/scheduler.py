@@ -13,10 +13,12 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine import displacement
 from headrace.engine.block_pool import BlockPool
 from headrace.engine.layout import StepLayout
 from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.prefix_tree import PrefixTree
+from headrace.engine.priorities import Priorities
 from headrace.engine.request import EngineStats, FinishReason, StepOutput
 from headrace.engine.sequence import Sequence, SequenceStatus
 from headrace.engine.sharers import Sharers
@@ -61,16 +63,16 @@ class Scheduler:
         max_context: int,
         max_batched_tokens: int,
         prefix_cache: bool = True,
-        max_preemptions: int = 3,
+        priorities: Priorities | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = block_size
         self.max_batched_tokens = max(max_batched_tokens, max_slots)
         self.prefix_cache = prefix_cache
-        self.max_preemptions = max_preemptions
         self.tree = PrefixTree(block_size)
         self.pool = BlockPool(num_blocks, self.tree)
         self.slots = Slots(max_slots, max_context, block_size)
+        self._priorities = priorities or Priorities(())
         self._clock = clock
         self._waiting = WaitingQueue(PLANNED)
         self._by_id: dict[str, Sequence] = {}
@@ -114,7 +116,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run before a step in flight is read back (or at all)."""
-        self._make_room()
+        self._seat_urgent()
         decodes = self._decodes()
         chunks = _Chunks(self.max_batched_tokens - len(decodes))
         partial = self._partial_prefills()
@@ -255,11 +257,42 @@ class Scheduler:
                 break
         self._waiting.put_back(passed)
 
-    def _seat(self, seq: Sequence) -> _Seat:
-        """Give a sequence a slot and blocks for all its tokens, if they are there and this is the moment."""
+    def _seat_urgent(self) -> None:
+        """Seat newcomers that outrank somebody who runs, and who runs makes way where no slot or no block is free.
+
+        As many as the step can begin to compute. Before decodes are chosen, because who makes way is none of them.
+        """
+        passed: list[Sequence] = []
+        while (
+            (newcomer := self._waiting.head()) is not None
+            and self._goes_first(newcomer)
+            and len(passed) < LOOKAHEAD
+        ):
+            seat = self._seat(self._waiting.pop(), make_way=True)
+            if seat is not _Seat.TAKEN:
+                passed.append(newcomer)
+            if seat is _Seat.FULL:
+                break
+        self._waiting.put_back(passed)
+
+    def _goes_first(self, newcomer: Sequence) -> bool:
+        """Whether it may push somebody back, and those who go before it leave it some of the step's tokens."""
+        s, priority = self.slots, newcomer.request.priority
+        lower = s.active & (s.priority > priority)
+        if not self._priorities[priority].preempts or not lower.any():
+            return False
+        ahead = s.active & ~lower
+        unread = int(np.maximum(s.prefill - s.computed, 0)[ahead].sum())
+        return unread == 0 or unread < self.max_batched_tokens - s.running
+
+    def _seat(self, seq: Sequence, *, make_way: bool = False) -> _Seat:
+        """Give a sequence a slot and blocks for all its tokens, if they are there and this is the moment.
+
+        make_way: less urgent sequences give up theirs, if then they are there.
+        """
         if seq.in_flight:
             return _Seat.WAIT
-        s, size = self.slots, self.block_size
+        s, size, priority = self.slots, self.block_size, seq.request.priority
         shared, parent = _NONE, 0
         if self.prefix_cache:
             match = self.tree.match(seq.request.salt, seq.tokens)
@@ -267,11 +300,16 @@ class Scheduler:
                 return _Seat.WAIT
             shared, parent = np.array(match.blocks, np.int32), match.parent
         need = -(-len(seq.tokens) // size) - len(shared)
-        if need + self.pool.cached_among(shared) + self._reserve() > self.pool.available:
+        missing = need + self.pool.cached_among(shared) + self._kept(priority) - self.pool.available
+        if make_way:
+            missing += self._short()
+        no_slot = s.free <= int(self._priorities.reserved_above(priority) * s.max_slots)
+        full = missing > 0 or no_slot
+        if full and not (make_way and self._displace(priority, missing, shared)):
             return _Seat.FULL
         self.pool.share(shared)
         blocks = np.concatenate([shared, self.pool.take(need)])
-        slot = s.seat(seq)
+        slot = s.seat(seq, displaceable=seq.displaced < self._priorities[priority].max_preemptions)
         s.block_tables[slot, : len(blocks)] = blocks
         s.num_blocks[slot] = len(blocks)
         s.computed[slot] = len(shared) * size
@@ -298,9 +336,18 @@ class Scheduler:
             seq.nodes.append(node if own else None)
             seq.tail = node.number
 
-    def _reserve(self) -> int:
-        """Blocks kept back at admission for those who run: a newcomer is not worth their recomputation."""
-        return min(self.slots.running, self.pool.num_blocks // 50)
+    def _kept(self, priority: int) -> int:
+        """Blocks that a newcomer leaves: for those as urgent who run, whose recomputation it is not worth, to grow in,
+        and for more urgent ones to come. Alone it may have all."""
+        s = self.slots
+        growing = int(np.count_nonzero(s.active & (s.priority <= priority)))
+        reserved = int(self._priorities.reserved_above(priority) * self.pool.num_blocks)
+        return max(min(growing, self.pool.num_blocks // 50), reserved) if s.running else 0
+
+    def _short(self) -> int:
+        """Running sequences whose next token needs another block."""
+        s = self.slots
+        return int(np.count_nonzero(s.active & (s.computed >= s.num_blocks * self.block_size)))
 
     def _note_admission(self, seq: Sequence, cached: int) -> None:
         self._layout.seat(seq)
@@ -313,36 +360,13 @@ class Scheduler:
 
     # -- making way ---------------------------------------------------------------------------------------------
 
-    def _make_room(self) -> None:
-        """Preempt less urgent priorities when the most urgent newcomer does not fit, if it would fit after that."""
-        s, newcomer = self.slots, self._waiting.head()
-        if newcomer is None or not (s.priority[s.active] > newcomer.request.priority).any():
-            return
-        short = np.count_nonzero(s.active & (s.computed >= s.num_blocks * self.block_size))
-        need = -(-len(newcomer.tokens) // self.block_size) + self._reserve() + short
-        freed = self.pool.available
-        victims: list[Sequence] = []
-        for seq in self._displaceable(newcomer.request.priority):
-            if freed >= need and (s.free or victims):
-                break
-            victims.append(seq)
-            freed += self.pool.sole(s.blocks(seq.slot))
-        if freed >= need and (s.free or victims):
-            for seq in victims:
-                seq.displaced += 1
-                self._preempt(seq)
-
-    def _displaceable(self, priority: int) -> list[Sequence]:
-        """Running sequences that a newcomer may push back: the least urgent first, then those with least to lose."""
-        lower = [
-            seq
-            for seq in self.slots.sequence
-            if seq is not None and seq.request.priority > priority and seq.displaced < self.max_preemptions
-        ]
-        known = self.slots.known
-        return sorted(
-            lower, key=lambda seq: (-seq.request.priority, known[seq.slot] - seq.prompt_len, -seq.arrival)
-        )
+    def _displace(self, priority: int, missing: int, shared: Ints) -> bool:
+        """Push back as many less urgent sequences as a newcomer needs, if that helps it."""
+        leavers = displacement.victims(self.slots, self.pool, priority, missing, shared)
+        for leaver in leavers:
+            leaver.displaced += 1
+            self._preempt(leaver)
+        return bool(leavers)
 
     def _least_urgent(self) -> Sequence:
         """Whom to preempt when running sequences need more blocks than there are."""

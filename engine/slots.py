@@ -39,6 +39,9 @@ class Slots:
         self.edited_before = np.zeros(max_slots, dtype=np.int32)
         self.logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.priority = np.zeros(max_slots, dtype=np.int32)
+        self.deadline = np.zeros(max_slots, dtype=np.float64)
+        self.displaceable = np.zeros(max_slots, dtype=bool)
+        self.prompt_len = np.zeros(max_slots, dtype=np.int32)
         self.arrival = np.zeros(max_slots, dtype=np.int64)
         self.stop_ids = np.full((max_slots, MAX_STOP_IDS), -1, dtype=np.int32)
         self.block_tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
@@ -55,8 +58,11 @@ class Slots:
         """Slots in use."""
         return self.max_slots - len(self._free)
 
-    def seat(self, seq: Sequence) -> int:
-        """Give a waiting sequence a slot and copy its state into the arrays; returns the slot."""
+    def seat(self, seq: Sequence, *, displaceable: bool) -> int:
+        """Give a waiting sequence a slot and copy its state into the arrays; returns the slot.
+
+        displaceable: whether a more urgent newcomer may push it back.
+        """
         slot = self._free.pop()
         length = len(seq.tokens)
         params = seq.request.sampling
@@ -76,7 +82,9 @@ class Slots:
         self.filtered[slot] = filters and not self.greedy[slot]
         self.edited_before[slot] = seq.edits.last_position if seq.edits else 0
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
-        self.priority[slot] = seq.request.priority
+        self.priority[slot], self.deadline[slot], _ = seq.urgency
+        self.prompt_len[slot] = seq.prompt_len
+        self.displaceable[slot] = displaceable
         self.arrival[slot] = seq.arrival
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : len(seq.stop_ids)] = seq.stop_ids

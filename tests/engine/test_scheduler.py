@@ -1,84 +1,14 @@
 """The scheduler against a symbolic executor: every sequence reads its own history and ends once."""
 
-from collections import deque
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from symbolic_executor import SymbolicExecutor, expected
+from scheduler_harness import VOCAB, Harness
+from symbolic_executor import expected
 
-from headrace.engine.request import FinishReason, Request, SamplingParams, StepOutput
-from headrace.engine.scheduler import Scheduler
-from headrace.engine.sequence import Sequence
-
-VOCAB = 97
-
-
-class Harness:
-    """A scheduler, a symbolic executor and a lag between them: what Engine.step does, in a few lines."""
-
-    def __init__(
-        self, *, num_blocks=64, block_size=4, max_slots=8, budget=16, lag=0, max_context=128, **options
-    ):
-        self.scheduler = Scheduler(
-            num_blocks=num_blocks, block_size=block_size, max_slots=max_slots, max_context=max_context,
-            max_batched_tokens=budget, **options,
-        )  # fmt: skip
-        self.executor = SymbolicExecutor(
-            num_blocks, block_size, max_slots, -(-max_context // block_size), VOCAB
-        )
-        self.limit = min(max_context, num_blocks * block_size)
-        self.lag = lag
-        self.flight = deque()
-        self.completions = {}
-        self.streamed = {}
-        self.arrivals = 0
-
-    def add(self, request_id, prompt, max_tokens=8, priority=0, stop=(), stream=False, salt="", min_tokens=0):
-        params = SamplingParams(
-            temperature=0, max_tokens=max_tokens, stop_token_ids=tuple(stop), min_tokens=min_tokens
-        )
-        request = Request(request_id, prompt, params, priority=priority, stream=stream, salt=salt)
-        self.arrivals += 1
-        self.scheduler.add(
-            Sequence(
-                request=request,
-                arrival=self.arrivals,
-                limit=min(len(prompt) + max_tokens, self.limit),
-                seed=0,
-                added_at=0.0,
-                tokens=np.array(prompt, np.int32),
-                stop_ids=np.array(stop, np.int32),
-            )
-        )
-
-    def step(self):
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            self.flight.append((plan, self.executor.submit(plan)))
-        output = StepOutput()
-        if self.flight and (plan is None or len(self.flight) > self.lag):
-            output = self.scheduler.retire(*self.flight.popleft())
-        output.extend(self.scheduler.take_ended())
-        for request_id, tokens in output.tokens:
-            self.streamed.setdefault(request_id, []).extend(tokens)
-        for completion in output.completions:
-            assert completion.id not in self.completions, "a sequence ended twice"
-            self.completions[completion.id] = completion
-        self.scheduler.check()
-        return plan
-
-    def run(self, steps=5000):
-        for _ in range(steps):
-            if not self.scheduler.has_work and not self.flight:
-                break
-            self.step()
-        assert not self.scheduler.has_work, "the scheduler is stuck"
-        pool = self.scheduler.pool
-        assert pool.live == 0
-        assert pool.free + pool.cached == pool.num_blocks
-        return self.completions
+from headrace.engine.priorities import Priorities, Priority
+from headrace.engine.request import FinishReason
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -261,6 +191,12 @@ def test_partial_blocks_waste_less_than_four_percent_on_chat_like_lengths():
     assert 0.01 < wasted / live < 0.04
 
 
+priorities = st.builds(
+    Priority,
+    reserve=st.sampled_from([0.0, 0.1, 0.3]),
+    preempts=st.booleans(),
+    max_preemptions=st.integers(0, 2),
+)
 requests = st.lists(
     st.tuples(
         st.integers(0, 3),  # family: prompts of one family begin alike
@@ -289,9 +225,10 @@ def _short_prefixes_count(monkeypatch):
     num_blocks=st.integers(16, 40),
     slots=st.integers(1, 6),
     prefix_cache=st.booleans(),
+    treated=st.lists(priorities, max_size=3),
 )
 def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
-    requests, lag, budget, num_blocks, slots, prefix_cache
+    requests, lag, budget, num_blocks, slots, prefix_cache, treated
 ):
     h = Harness(
         num_blocks=num_blocks,
@@ -300,6 +237,7 @@ def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
         lag=lag,
         max_context=64,
         prefix_cache=prefix_cache,
+        priorities=Priorities(treated),
     )
     waiting = sorted(enumerate(requests), key=lambda item: item[1][4])
     step = 0
@@ -318,8 +256,9 @@ def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
         assert step < 4000, "the scheduler is stuck"
     h.run()
     assert len(h.completions) == len(requests)
-    for i, (family, length, max_tokens, _, _, kind) in enumerate(requests):
+    for i, (family, length, max_tokens, priority, _, kind) in enumerate(requests):
         completion = h.completions[f"r{i}"]
+        assert h.sequences[f"r{i}"].displaced <= Priorities(treated)[priority].max_preemptions
         prompt = [(family + position // (1 + family)) % VOCAB for position in range(length)]
         reference = expected(prompt, min(max_tokens, h.limit - length), VOCAB)
         if completion.finish_reason is FinishReason.ABORT:
