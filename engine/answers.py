@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from headrace.engine.chat import ChatFormat, Said, ToolCall
 from headrace.engine.detokenizer import Detokenizer
 from headrace.engine.request import Completion, FinishReason, Logprobs, SamplingParams
 from headrace.engine.stop import StopHit, StopWatch
@@ -29,7 +30,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TextChoice:
-    """One answer. stop_reason: the stop string or stop token id that ended it, if any. logprobs: where asked for."""
+    """One answer. stop_reason: the stop string or stop token id that ended it, if any. logprobs: where asked for.
+
+    reasoning: what a model that thinks thought before ``text``. tool_calls: what it called, not part of ``text``.
+    """
 
     index: int
     text: str
@@ -37,16 +41,30 @@ class TextChoice:
     finish_reason: FinishReason
     stop_reason: str | int | None
     logprobs: list[TokenLogprob] | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Answer:
     """One of a request's answers while the engine makes it. Only one with stop strings is watched as it comes."""
 
-    def __init__(self, request: "TextRequest", index: int, prompt: list[int], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: "TextRequest",
+        index: int,
+        prompt: list[int],
+        tokenizer: Tokenizer,
+        chat_format: ChatFormat,
+    ) -> None:
+        shown = frozenset[int]() if request.messages is None else chat_format.shown_ids(request.chat)
+
         def detokenizer() -> Detokenizer:
-            return Detokenizer(tokenizer, prompt, skip_special=request.skip_special_tokens)
+            return Detokenizer(tokenizer, prompt, skip_special=request.skip_special_tokens, shown=shown)
 
         self.request_id = request.id
+        self._request = request
+        self._prompt = prompt
+        self._chat_format = chat_format
         self.index = index
         self.watch: StopWatch | None = None
         if request.stop:
@@ -81,7 +99,27 @@ class Answer:
         if hit:
             text = text[: hit.chars]
         logprobs = None if done.logprobs is None else self._logprobs(tokens, done.logprobs)
-        return TextChoice(self.index, self._before + text, tokens, reason, stop_reason, logprobs)
+        said = self._take_apart(text, done.id)
+        if said.tool_calls and reason is FinishReason.STOP:
+            reason = FinishReason.TOOL_CALLS
+        return TextChoice(
+            index=self.index,
+            text=self._before + said.text,
+            token_ids=tokens,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            logprobs=logprobs,
+            reasoning=said.reasoning,
+            tool_calls=said.tool_calls,
+        )
+
+    def _take_apart(self, text: str, seed: str) -> Said:
+        """What of the text is thought, call and answer: of a chat alone, since its template says what to look for."""
+        request = self._request
+        if request.messages is None:
+            return Said(text)
+        thinking = self._chat_format.thinking(self._prompt, request.messages, request.chat)
+        return self._chat_format.read(text, request.chat, thinking=thinking, seed=seed)
 
     def _logprobs(self, tokens: list[int], logprobs: Logprobs) -> list[TokenLogprob]:
         def named(ids: Iterable[int], values: Iterable[float]) -> Iterable[TokenLogprob]:

@@ -21,6 +21,9 @@ class EngineConfig:
     lag: how many steps may be launched before the tokens of the oldest are read back (0, 1 or 2).
     prefix_cache: share blocks between prompts that begin alike. priorities: how requests of priority 0, 1, ... are
     treated; those beyond as ``Priority()`` says.
+
+    Of the text side: chat_template, a file with a template in place of the model's own; tool_form, how the model writes
+    tool calls (hermes, llama3, mistral; auto: what its template says).
     """
 
     model: str
@@ -37,6 +40,8 @@ class EngineConfig:
     prefix_cache: bool = True
     priorities: tuple[Priority, ...] = ()
     cuda_graphs: bool = True
+    chat_template: str | None = None
+    tool_form: str = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what could never run, naming the field."""

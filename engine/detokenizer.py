@@ -17,12 +17,19 @@ class Detokenizer:
     The answer goes on where the prompt ends. So a SentencePiece answer keeps its leading space (``prompt + answer``
     is what decoding both together gives), and a character that the prompt leaves unfinished is completed by the
     answer's first bytes; if they do not, the prompt's bytes leave no trace.
+
+    skip_special: leave out special tokens, but for those ``shown``.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._pieces = tokenizer.pieces(skip_special=skip_special)
+        self._pieces = tokenizer.pieces(skip_special=skip_special, shown=shown)
         self._decoder = _UTF8("replace")
         self._unfinished = _unfinished(_tail(self._pieces, prompt))
         at_start = tokenizer.strips > 0 and not any(self._pieces[token] for token in prompt)

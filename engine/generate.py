@@ -83,6 +83,7 @@ def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
                 "finish_reason": choice.finish_reason.value,
                 "stop_reason": choice.stop_reason,
             }
+            | _plain_chat(choice)
             | _plain_logprobs(choice)
             for choice in completion.choices
         ],
@@ -93,6 +94,13 @@ def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
         },
         "error": dataclasses.asdict(completion.error) if completion.error else None,
     }
+
+
+def _plain_chat(choice: TextChoice) -> dict[str, Any]:
+    plain: dict[str, Any] = {} if choice.reasoning is None else {"reasoning_content": choice.reasoning}
+    if choice.tool_calls:
+        plain["tool_calls"] = [dataclasses.asdict(call) for call in choice.tool_calls]
+    return plain
 
 
 def _plain_logprobs(choice: TextChoice) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """From text requests to prompts in token ids, a whole batch at a time."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from headrace.engine.chat import ChatFormat
 from headrace.engine.errors import InvalidRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.validation import Limits, check_prompt, check_text, prompt_form, validate
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def prompt_ids(
-    requests: Sequence["TextRequest"], tokenizer: Tokenizer, limits: Limits
+    requests: Sequence["TextRequest"], tokenizer: Tokenizer, chat_format: ChatFormat, limits: Limits
 ) -> list[list[int] | InvalidRequest]:
     """Each request's prompt in ids, or what is wrong with the request, in their order."""
     results: list[list[int] | InvalidRequest] = [[]] * len(requests)
@@ -24,7 +25,7 @@ def prompt_ids(
             if request.prompt is not None:
                 plain[place] = request.prompt
             elif request.messages is not None:
-                text = tokenizer.render_chat(request.messages)
+                text = _rendered(request, request.messages, tokenizer, chat_format)
                 check_text(text, "messages", limits, truncated=request.truncate_prompt_tokens is not None)
                 rendered[place] = text
             else:
@@ -44,3 +45,20 @@ def prompt_ids(
             except InvalidRequest as error:
                 results[place] = error
     return results
+
+
+def _rendered(
+    request: "TextRequest",
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    chat_format: ChatFormat,
+) -> str:
+    options = request.chat
+    chat_format.check(options)
+    return tokenizer.render_chat(
+        messages,
+        tools=options.shown_tools,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        template_kwargs=options.template_kwargs,
+    )

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. Names are OpenAI's; ``abort`` is ours."""
+    """Why a sequence ended. Names are OpenAI's; ``abort`` is ours. ``tool_calls`` is the text side's word for a stop."""
 
     STOP = "stop"
+    TOOL_CALLS = "tool_calls"
     LENGTH = "length"
     ABORT = "abort"
 

@@ -7,11 +7,13 @@ process or in a child of its own.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.engine.answers import Answer, Answers, TextChoice, bad_word_ids, engine_ids, sampling_of
+from headrace.engine.chat import ChatFormat, ChatOptions
 from headrace.engine.config import EngineConfig
-from headrace.engine.errors import InvalidRequest
+from headrace.engine.errors import EngineError, InvalidRequest
 from headrace.engine.prompts import prompt_ids
 from headrace.engine.request import Completion, EngineStats, Request, SamplingParams
 from headrace.engine.tokenizer import Tokenizer
@@ -27,14 +29,15 @@ class TextRequest:
 
     stop: strings that end the text; the earliest completing one wins and is left out, unless ``sampling.include_stop``.
     bad_words: texts that may not be completed. n: how many answers, each with a seed of its own. truncate_prompt_tokens:
-    only the prompt's last so many are used. echo: the prompt's text stands before the answer's. Other fields as in
-    Request.
+    only the prompt's last so many are used. echo: the prompt's text stands before the answer's. chat: how messages are
+    put to the model. Other fields as in Request.
     """
 
     id: str
     prompt: str | None = None
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    chat: ChatOptions = field(default_factory=ChatOptions)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
@@ -100,13 +103,18 @@ class LocalTextEngine:
 
     Text is made when a request ends. Only a request with stop strings is watched token by token; when one of them
     completes, the engine is told to stop there, and what it overshot meanwhile is cut.
+
+    tool_form: see ChatFormat. Raises EngineError for an unknown one.
     """
 
-    def __init__(self, token_engine: "TokenEngine", tokenizer: Tokenizer, model: str = "") -> None:
+    def __init__(
+        self, token_engine: "TokenEngine", tokenizer: Tokenizer, model: str = "", tool_form: str = "auto"
+    ) -> None:
         self.model = model
         self.max_context = token_engine.info.max_context
         self._engine = token_engine
         self._tokenizer = tokenizer
+        self._chat_format = ChatFormat(tokenizer, tool_form)
         vocab_size = token_engine.info.vocab_size
         tokenizer.cover(vocab_size)
         self._limits = Limits(self.max_context, vocab_size, tokenizer.longest_piece)
@@ -120,7 +128,7 @@ class LocalTextEngine:
         accepted: list[TextRequest] = []
         parts: list[list[Request]] = []
         for request, prompt in zip(
-            requests, prompt_ids(requests, self._tokenizer, self._limits), strict=True
+            requests, prompt_ids(requests, self._tokenizer, self._chat_format, self._limits), strict=True
         ):
             if isinstance(prompt, InvalidRequest):
                 self._refuse(request.id, prompt)
@@ -172,7 +180,7 @@ class LocalTextEngine:
         names = engine_ids(request)
         self._answers[request.id] = Answers(awaited=len(names))
         for index, name in enumerate(names):
-            self._running[name] = Answer(request, index, prompt, self._tokenizer)
+            self._running[name] = Answer(request, index, prompt, self._tokenizer, self._chat_format)
 
     def _token_requests(self, request: TextRequest, prompt: list[int]) -> list[Request]:
         sampling = request.sampling
@@ -256,7 +264,7 @@ def open_text_engine(config: EngineConfig, in_process: bool = False) -> LocalTex
     from headrace.engine.hub import resolve
 
     directory = resolve(config.model)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = Tokenizer.load(directory, _template(config.chat_template))
     token_engine: TokenEngine
     if in_process:
         from headrace.engine.engine import Engine
@@ -266,4 +274,12 @@ def open_text_engine(config: EngineConfig, in_process: bool = False) -> LocalTex
         from headrace.engine.process import EngineProcess
 
         token_engine = EngineProcess(config)
-    return LocalTextEngine(token_engine, tokenizer, model=config.model)
+    return LocalTextEngine(token_engine, tokenizer, model=config.model, tool_form=config.tool_form)
+
+
+def _template(path: str | None) -> str | None:
+    """The text of a chat template's file."""
+    try:
+        return None if path is None else Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineError(f"chat_template: {path} cannot be read: {error}") from error

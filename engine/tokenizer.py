@@ -1,13 +1,18 @@
 """Text and chat messages to token ids, through a Transformers tokenizer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.engine.errors import BadCheckpoint, InvalidRequest, UnsupportedModel
 from headrace.engine.token_bytes import token_bytes
 
 _GROUP_CHARS = 1 << 20
+_ALL = frozenset((-1,))
+"""Stands for all special tokens."""
 
 
 class Tokenizer:
@@ -26,7 +31,7 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.no_truncation()
         table = token_bytes(self._backend)
-        self._pieces = {False: table.pieces, True: table.without_special()}
+        self._pieces = {_ALL: table.pieces, frozenset[int](): table.without_special()}
         self.special_ids = table.special
         self.strips = table.strips
         self.longest_piece = max(map(len, table.pieces), default=1)
@@ -34,8 +39,11 @@ class Tokenizer:
         self.eos_id: int | None = transformers_tokenizer.eos_token_id
 
     @classmethod
-    def load(cls, directory: Path) -> "Tokenizer":
-        """Load from a model directory. Raises BadCheckpoint or UnsupportedModel."""
+    def load(cls, directory: Path, chat_template: str | None = None) -> "Tokenizer":
+        """Load from a model directory. Raises BadCheckpoint or UnsupportedModel.
+
+        chat_template: a template in place of the model's own.
+        """
         from transformers import AutoTokenizer  # slow to import, and not needed to look at this module
 
         try:
@@ -46,6 +54,8 @@ class Tokenizer:
                 "there is no tokenizer.json, and none could be made from its files" if missing else str(error)
             )
             raise BadCheckpoint(f"the tokenizer in {directory} cannot be loaded: {why}") from error
+        if chat_template is not None:
+            loaded.chat_template = chat_template
         return cls(loaded)
 
     @property
@@ -53,9 +63,26 @@ class Tokenizer:
         """Whether the model comes with a chat template."""
         return bool(self._chat.chat_template)
 
-    def pieces(self, *, skip_special: bool = True) -> list[bytes]:
-        """Each id's bytes; special tokens have none if ``skip_special``. Shared: not to be changed."""
-        return self._pieces[skip_special]
+    def chat_template(self, *, tools: bool = False) -> str:
+        """The text of the chat template, the one for tools if there are two; empty if there is none."""
+        try:
+            return str(self._chat.get_chat_template(tools=[] if tools else None))
+        except ValueError:
+            return ""
+
+    def ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens among tokens that stand for these texts."""
+        return frozenset(map(self._backend.token_to_id, texts)) & self.special_ids
+
+    def pieces(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> list[bytes]:
+        """Each id's bytes; special tokens but those ``shown`` have none if ``skip_special``. Shared: not to be changed."""
+        key = shown if skip_special else _ALL
+        if key not in self._pieces:
+            every, pieces = self._pieces[_ALL], list(self._pieces[frozenset()])
+            for token in shown:
+                pieces[token] = every[token]
+            self._pieces[key] = pieces
+        return self._pieces[key]
 
     def cover(self, vocab_size: int) -> None:
         """Know all ids of a model's vocabulary; those padded beyond the tokenizer's have no text."""
@@ -82,13 +109,14 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
-        **template_kwargs: Any,
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Messages as one text, by the model's own template. Raises InvalidRequest when there is none or it refuses.
 
         A message's content is a string or a list of ``{"type": "text", "text": ...}`` parts, joined by line ends.
+        template_kwargs: values that the template knows by name; not what ``apply_chat_template`` itself takes.
         """
         if not self.has_chat_template:
             raise InvalidRequest(
@@ -96,12 +124,19 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
+        for name in template_kwargs.keys() & _not_the_templates():
+            problem = f"{name} must be left out: it is no value that a template knows by name"
+            raise InvalidRequest(
+                f"chat_template_kwargs.{problem}", param="chat_template_kwargs", code="invalid_value"
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         conversation = [_plain_message(n, message) for n, message in enumerate(messages)]
         try:
             text: str = self._chat.apply_chat_template(
                 conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                tools=tools or None,
+                add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tokenize=False,
                 **template_kwargs,
@@ -136,6 +171,14 @@ def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
             group, size = [], 0
     if group:
         yield group
+
+
+@cache
+def _not_the_templates() -> frozenset[str]:
+    """What a request may not hand to its template: names that Transformers takes for itself, or sets."""
+    from transformers import PreTrainedTokenizerBase
+
+    return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,13 @@ class Settings(BaseSettings):
     max_slots: int | None = Field(None, gt=0, description="sequences that run at once")
     max_batched_tokens: int | None = Field(None, gt=0, description="tokens of one engine step")
 
+    chat_template: Path | None = Field(
+        None, description="a file with a chat template (Jinja) in place of the model's own"
+    )
+    tool_form: Literal["auto", "hermes", "llama3", "mistral"] = Field(
+        "auto", description="how the model writes tool calls; auto: as its chat template says"
+    )
+
     prefetch: int = Field(
         1024, gt=0, description="jobs a worker holds of each tier, from fetched to confirmed"
     )

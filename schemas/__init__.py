@@ -4,6 +4,7 @@ Read in this order: ids (what a job is called), envelope (what all but the engin
 may be asked for), result (what comes back), control (batches and cancels), errors (what can be wrong).
 """
 
+from headrace.schemas.chat import Message
 from headrace.schemas.control import (
     BatchClosed,
     BatchOpened,
@@ -15,7 +16,7 @@ from headrace.schemas.control import (
 from headrace.schemas.envelope import Envelope, Headers, parse_envelope
 from headrace.schemas.errors import ErrorCode, InvalidJob, Outcome, SchemaError, Unparsable
 from headrace.schemas.ids import Source, job_key, named_key, uuid7
-from headrace.schemas.job import JobKind, Message, PromptJob, encode_job, parse_job
+from headrace.schemas.job import JobKind, PromptJob, encode_job, parse_job
 from headrace.schemas.replay import dead_letter_source, repeat_headers, source_of
 from headrace.schemas.result import (
     Choice,

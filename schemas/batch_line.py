@@ -17,6 +17,14 @@ COMPLETIONS_URL = "/v1/completions"
 URLS = (CHAT_URL, COMPLETIONS_URL)
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_CHAT_FIELDS = (
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
 _LINE_FIELDS = frozenset(
     {
         "schema_version",
@@ -50,6 +58,7 @@ def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
     url, body = _check(line)
     sampling = {name: item for name, item in body.items() if name in Sampling.model_fields or name in NOT_YET}
     job = {name: item for name, item in line.items() if name in _LINE_FIELDS}
+    job |= {name: body[name] for name in _CHAT_FIELDS if name in body}
     return {**job, **_prompt(url, body), "model": body.get("model"), "sampling": sampling}
 
 

@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from headrace.schemas import topics
 from headrace.schemas.asyncapi import asyncapi
 from headrace.schemas.batch_line import URLS
+from headrace.schemas.chat import Function, FunctionCall, Message, TextPart, Tool, ToolCall
 from headrace.schemas.control import BatchClosed, BatchOpened, CancelBatch, CancelJob
 from headrace.schemas.errors import ErrorCode
-from headrace.schemas.job import FEATURES, Message, PromptJob, TextPart
+from headrace.schemas.job import FEATURES, PromptJob
 from headrace.schemas.options import NOT_YET
 from headrace.schemas.result import Choice, JobError, JobResult, Timings, TokenLogprob, Usage
 from headrace.schemas.sampling import Sampling
@@ -97,7 +98,16 @@ def tables() -> dict[str, str]:
     """The generated parts of docs/messages.md, by name."""
     return {
         "job fields": _table(("field", "must be"), _fields(PromptJob)),
-        "message fields": _table(("field", "must be"), [*_fields(Message), *_fields(TextPart, "content[].")]),
+        "message fields": _table(
+            ("field", "must be"),
+            [
+                *_fields(Message),
+                *_fields(TextPart, "content[]."),
+                *_fields(ToolCall, "tool_calls[]."),
+                *_fields(FunctionCall, "tool_calls[].function."),
+            ],
+        ),
+        "tool fields": _table(("field", "must be"), [*_fields(Tool), *_fields(Function, "function.")]),
         "sampling options": _table(("option", "must be"), _fields(Sampling)),
         "refused options": ", ".join(f"`{name}`" for name in sorted(NOT_YET)) + ".",
         "features": ", ".join(f"`{name}`" for name in sorted(FEATURES)) + ".",

@@ -3,7 +3,7 @@
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import orjson
 from pydantic import (
@@ -11,15 +11,14 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     PrivateAttr,
-    Tag,
     ValidationError,
     model_validator,
 )
 
 from headrace.schemas import batch_line, topics
+from headrace.schemas.chat import MAX_MESSAGES, MAX_TOOLS, Message, NamedTool, Tool, ToolChoice
 from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, Record, parse_deadline, read_record
 from headrace.schemas.errors import ErrorCode, InvalidJob
 from headrace.schemas.explain import explain
@@ -31,8 +30,8 @@ SCHEMA_VERSION = 1
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 MAX_PROMPT_CHARS = 4_000_000
 MAX_PROMPT_TOKENS = 2_000_000
-MAX_MESSAGES = 10_000
 MAX_METADATA = 16
+MAX_TEMPLATE_KWARGS = 64
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 SAMPLING_OPTIONS = frozenset(Sampling.model_fields)
@@ -56,51 +55,6 @@ Name = Annotated[
     Field(min_length=1, max_length=MAX_ID_CHARS, description=f"a string of 1 to {MAX_ID_CHARS} characters"),
     AfterValidator(_check_name),
 ]
-
-
-class TextPart(BaseModel):
-    """A piece of a message."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    type: Literal["text"] = Field(description='"text"; other kinds of content are not supported yet')
-    text: Text = Field(description="a string")
-
-
-# By a tag (that no field is called), so that an error speaks of the form that was meant.
-Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")],
-    Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
-]
-
-
-def _developer_as_system(role: Any) -> Any:
-    # OpenAI's newer name. Chat templates do not know it, and some drop a message whose role they do not know.
-    return "system" if role == "developer" else role
-
-
-class Message(BaseModel):
-    """A turn of a conversation."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    role: Annotated[
-        Literal["system", "user", "assistant"],
-        BeforeValidator(
-            _developer_as_system, json_schema_input_type=Literal["system", "developer", "user", "assistant"]
-        ),
-    ] = Field(description="one of system, user and assistant; developer is another name of system")
-    content: Content = Field(description="a string or a list of text parts")
-    name: Text | None = Field(default=None, description="a string; who speaks, for templates that tell")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_tools(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for field in ("tool_calls", "function_call", "tool_call_id", "audio"):
-                if data.get(field):
-                    raise refusal(ErrorCode.UNSUPPORTED_OPTION, "is not supported yet; leave it out", field)
-        return data
 
 
 def _check_size(metadata: Any) -> Any:
@@ -156,6 +110,32 @@ class PromptJob(BaseModel):
     messages: (
         Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = Field(default=None, description=f"a list of 1 to {MAX_MESSAGES:,} messages")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list,
+        description=f"a list of up to {MAX_TOOLS} functions that the model may call; for messages",
+    )
+    tool_choice: ToolChoice = Field(
+        default="auto",
+        description='"none", "auto" or "required", or {"type": "function", "function": {"name": ...}} with one of the'
+        " tools; none does not show them to the model",
+    )
+    parallel_tool_calls: bool = Field(
+        default=True, description="true or false; false keeps the first call alone"
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="true or false; whether the chat template opens the answer: left out, it does so unless"
+        " continue_final_message",
+    )
+    continue_final_message: bool = Field(
+        default=False,
+        description="true or false; true goes on with the last message instead of answering it; for messages",
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] = Field(
+        default_factory=dict,
+        description=f"an object of up to {MAX_TEMPLATE_KWARGS} values that the chat template knows by name, such as"
+        " enable_thinking; for messages",
+    )
     sampling: Sampling = Field(default_factory=Sampling, description="an object of sampling options")
     deadline: Annotated[
         datetime | None,
@@ -189,6 +169,7 @@ class PromptJob(BaseModel):
         refuse_unsupported(data)
         given = without_nulls(data)
         refuse_misplaced(given, SAMPLING_OPTIONS)
+        _refuse_inside(given.get("sampling"))
         return given
 
     @model_validator(mode="after")
@@ -213,6 +194,32 @@ class PromptJob(BaseModel):
         if self.messages is not None and self.sampling.echo:
             message = "must be false for messages: there is no prompt to repeat"
             raise refusal(ErrorCode.INVALID_VALUE, message, "sampling", "echo")
+        return self
+
+    @model_validator(mode="after")
+    def _chat_options_for_messages(self) -> Self:
+        for option in ("tools", "continue_final_message", "chat_template_kwargs", "add_generation_prompt"):
+            if self.messages is None and getattr(self, option):
+                raise refusal(ErrorCode.INVALID_VALUE, "must be left out of a job without messages", option)
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "must be false where continue_final_message is true: an answer is begun or gone on with"
+            raise refusal(ErrorCode.INVALID_VALUE, message, "add_generation_prompt")
+        return self
+
+    @model_validator(mode="after")
+    def _a_tool_to_choose(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                message = "must be unlike the other tools'"
+                raise refusal(ErrorCode.INVALID_VALUE, message, "tools", place, "function", "name")
+        if isinstance(self.tool_choice, NamedTool):
+            if self.tool_choice.function.name not in names:
+                message = "must be the name of one of the tools"
+                raise refusal(ErrorCode.INVALID_VALUE, message, "tool_choice", "function", "name")
+        elif self.tool_choice == "required" and not names:
+            message = "must be none or auto where no tools are given"
+            raise refusal(ErrorCode.INVALID_VALUE, message, "tool_choice")
         return self
 
     @model_validator(mode="after")
@@ -241,6 +248,15 @@ class PromptJob(BaseModel):
         """Where the producer wrote ``field``: ``top_p`` is ``sampling.top_p``, or ``body.top_p`` in a batch line."""
         path = f"sampling.{field}" if field.partition(".")[0] in SAMPLING_OPTIONS else field
         return batch_line.param(path) if self._is_line else path
+
+
+def _refuse_inside(sampling: Any) -> None:
+    """Raise for the first field of a job that stands inside ``sampling`` and would be ignored there."""
+    if isinstance(sampling, dict):
+        for name in PromptJob.model_fields.keys() & without_nulls(sampling).keys():
+            raise refusal(
+                ErrorCode.MISPLACED_OPTION, f"belongs beside `sampling`: write {name}", "sampling", name
+            )
 
 
 # What `requires` may name: every field of a job and every sampling option, and the batch format.

@@ -33,16 +33,11 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "guided_choice": (),
     "guided_grammar": (),
     # Chat
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "reasoning_effort": (),
     "verbosity": ("medium",),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "documents": ([],),
     "web_search_options": (),
     # Prompts

@@ -9,6 +9,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.schemas import topics
+from headrace.schemas.chat import ToolCall
 from headrace.schemas.errors import ErrorCode, SchemaError
 from headrace.schemas.job import SCHEMA_VERSION, JobKind
 from headrace.schemas.states import JobState
@@ -67,13 +68,31 @@ class Choice(BaseModel):
 
     index: int = Field(default=0, description="Which answer, from 0.")
     text: str = Field(description="The answer. A character that JSON stores cannot hold is U+FFFD.")
-    finish_reason: str = Field(description='Why it ended: "stop" or "length".')
+    reasoning_content: str | None = Field(
+        default=None, description="What a model that thinks thought before it answered; not part of `text`."
+    )
+    tool_calls: list[ToolCall] = Field(
+        default_factory=list,
+        exclude_if=_is_empty,
+        description="The calls that the model made; `text` is what it said besides.",
+    )
+    finish_reason: str = Field(description='Why it ended: "stop", "length" or "tool_calls".')
     stop_reason: str | int | None = Field(
         default=None, description="The stop string or stop token id that ended it, if any."
     )
     logprobs: list[TokenLogprob] | None = Field(
         default=None, description="Of each token, where `logprobs` asked for it."
     )
+
+    def to_message(self) -> dict[str, Any]:
+        """As the message of OpenAI's chat format; ``reasoning_content`` is what others call it."""
+        content = None if self.tool_calls and not self.text else self.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        return message
 
     def chat_logprobs(self) -> dict[str, Any] | None:
         """As OpenAI's chat format has them."""
@@ -208,7 +227,7 @@ class JobResult(BaseModel):
         choices = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": choice.to_message(),
                 "logprobs": choice.chat_logprobs(),
                 "finish_reason": choice.finish_reason,
             }

@@ -3,12 +3,15 @@
 The only place that knows both sides' words. ``headrace generate`` uses it too, without a worker.
 """
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headrace.engine.answers import TextChoice
 from headrace.engine.answers import TokenLogprob as EngineLogprob
+from headrace.engine.chat import ChatOptions
+from headrace.engine.chat import ToolChoice as EngineToolChoice
 from headrace.engine.request import SamplingParams
 from headrace.engine.text import RequestError, TextCompletion, TextRequest
 from headrace.schemas import (
@@ -29,6 +32,7 @@ from headrace.schemas import (
     Usage,
     parse_job,
 )
+from headrace.schemas.chat import FunctionCall, NamedTool, ToolCall
 from headrace.schemas.result import LikelyToken, TokenLogprob
 
 DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
@@ -47,6 +51,7 @@ def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | N
         prompt=job.prompt,
         prompt_token_ids=job.prompt_token_ids,
         messages=None if job.messages is None else [_message(message) for message in job.messages],
+        chat=_chat(job),
         sampling=_sampling(job.sampling),
         stop=tuple(job.sampling.stop),
         bad_words=tuple(job.sampling.bad_words),
@@ -67,7 +72,7 @@ def cost(job: PromptJob) -> int:
     elif job.prompt is not None:
         prompt = len(job.prompt) // CHARS_PER_TOKEN
     else:
-        prompt = sum(_chars(message) for message in job.messages or ()) // CHARS_PER_TOKEN
+        prompt = sum(len(message.text) for message in job.messages or ()) // CHARS_PER_TOKEN
     if job.sampling.truncate_prompt_tokens is not None:
         prompt = min(prompt, job.sampling.truncate_prompt_tokens)
     return 1 + prompt + job.sampling.n * (job.sampling.max_tokens or DEFAULT_ANSWER_TOKENS)
@@ -199,6 +204,11 @@ def _choice(choice: TextChoice) -> Choice:
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
         logprobs=None if choice.logprobs is None else [_logprob(token) for token in choice.logprobs],
+        reasoning_content=choice.reasoning,
+        tool_calls=[
+            ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+            for call in choice.tool_calls
+        ],
     )
 
 
@@ -214,15 +224,34 @@ def _likely(token: EngineLogprob) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    content = message.content
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": message.role, "content": text, **named}
+    """As chat templates expect it: what a message lacks is not there, and arguments of calls are objects."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.tool_calls:
+        plain["tool_calls"] = [_call(call) for call in message.tool_calls]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    return plain
 
 
-def _chars(message: Message) -> int:
-    content = message.content
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+    named = {} if call.id is None else {"id": call.id}
+    return {"type": "function", "function": function, **named}
+
+
+def _chat(job: PromptJob) -> ChatOptions:
+    named = job.tool_choice if isinstance(job.tool_choice, NamedTool) else None
+    choice = "required" if isinstance(job.tool_choice, NamedTool) else job.tool_choice
+    return ChatOptions(
+        tools=[tool.model_dump(exclude_unset=True) for tool in job.tools],
+        tool_choice=EngineToolChoice(choice),
+        only_tool=named.function.name if named else None,
+        parallel_tool_calls=job.parallel_tool_calls,
+        add_generation_prompt=job.add_generation_prompt,
+        continue_final_message=job.continue_final_message,
+        template_kwargs=job.chat_template_kwargs,
+    )
 
 
 def _sampling(sampling: Sampling) -> SamplingParams:

@@ -79,7 +79,7 @@ def with_body(line: dict[str, Any], **fields: Any) -> dict[str, Any]:
         (with_body(CHAT, model=3), ErrorCode.INVALID_TYPE, "body.model"),
         (with_body(CHAT, n=0), ErrorCode.INVALID_VALUE, "body.n"),
         (with_body(CHAT, best_of=2), ErrorCode.UNSUPPORTED_OPTION, "body.best_of"),
-        (with_body(CHAT, tools=[{}]), ErrorCode.UNSUPPORTED_OPTION, "body.tools"),
+        (with_body(CHAT, tools=[{}]), ErrorCode.MISSING_FIELD, "body.tools.0.type"),
         (
             with_body(CHAT, messages=[{"role": "user", "content": 5}]),
             ErrorCode.INVALID_TYPE,

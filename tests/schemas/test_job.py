@@ -223,8 +223,8 @@ def test_a_bad_sampling_option_is_named_with_what_is_allowed(
         ({"messages": ["x"]}, ErrorCode.INVALID_TYPE, "messages.0"),
         ({"messages": [{"content": "x"}]}, ErrorCode.MISSING_FIELD, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, ErrorCode.MISSING_FIELD, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": None}]}, ErrorCode.INVALID_TYPE, "messages.0.content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, ErrorCode.INVALID_VALUE, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": None}]}, ErrorCode.MISSING_FIELD, "messages.0.content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, ErrorCode.INVALID_VALUE, "messages.0.role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             ErrorCode.INVALID_VALUE,
@@ -237,8 +237,8 @@ def test_a_bad_sampling_option_is_named_with_what_is_allowed(
                     {"role": "assistant", "content": "x", "tool_calls": [1]},
                 ]
             },
-            ErrorCode.UNSUPPORTED_OPTION,
-            "messages.1.tool_calls",
+            ErrorCode.INVALID_TYPE,
+            "messages.1.tool_calls.0",
         ),
         ({"prompt": "x", "sampling": 5}, ErrorCode.INVALID_TYPE, "sampling"),
         (

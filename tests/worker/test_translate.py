@@ -29,7 +29,7 @@ def test_everything_a_job_asks_for_reaches_the_engine() -> None:
         "logprobs": true, "top_logprobs": 3, "skip_special_tokens": false, "truncate_prompt_tokens": 9}}"""
     request = translate.to_request(job(body), "id", priority=2, deadline_s=4e9)
     assert (request.id, request.priority, request.salt, request.deadline) == ("id", 2, "acme", 4e9)
-    assert list(request.messages or ()) == [{"role": "user", "content": "ab"}]
+    assert list(request.messages or ()) == [{"role": "user", "content": "a\nb"}]
     assert (request.prompt, request.prompt_token_ids, request.stop) == (None, None, ("END",))
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 5, 0.1)
