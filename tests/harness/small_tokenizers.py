@@ -29,6 +29,15 @@ def small(kind: str, *, template: bool = True) -> engine.Tokenizer:
     return engine.Tokenizer(transformers_tokenizer(kind, template=template))
 
 
+@cache
+def small_chat(template: str, special: tuple[str, ...] = ()) -> engine.Tokenizer:
+    """A byte-level one with this chat template, and these texts as special tokens."""
+    wrapped = transformers_tokenizer("byte_level", template=False)
+    wrapped.backend_tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    wrapped.chat_template = template
+    return engine.Tokenizer(wrapped)
+
+
 def transformers_tokenizer(kind: str, *, template: bool = True) -> PreTrainedTokenizerFast:
     """The same as Transformers sees it."""
     backend = {"byte_level": _byte_level, "sentencepiece": _sentencepiece, "tiktoken": _tiktoken}[kind]()

@@ -1,8 +1,11 @@
 """The wire's words and the engine's, put into each other."""
 
+import orjson
 import pytest
 
 from headrace.engine.answers import TokenLogprob
+from headrace.engine.chat import ChatOptions, ToolChoice
+from headrace.engine.chat import ToolCall as EngineCall
 from headrace.engine.request import FinishReason
 from headrace.engine.text import RequestError, TextChoice, TextCompletion, TextRequest
 from headrace.schemas import JobKind, JobResult, JobState, PromptJob, Source, parse_job, uuid7
@@ -45,6 +48,63 @@ def test_everything_a_job_asks_for_reaches_the_engine() -> None:
     assert (request.skip_special_tokens, request.echo) == (False, False)
     echoed = job(b'{"prompt": "x", "sampling": {"echo": true}}')
     assert translate.to_request(echoed, "id").echo
+
+
+def test_a_chat_reaches_the_engine_as_templates_expect_it() -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    call = {"id": "c", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    body = {
+        "messages": [
+            {"role": "user", "content": "x", "name": "Ada"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "rain", "tool_call_id": "c"},
+        ],
+        "tools": [tool],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "parallel_tool_calls": False,
+        "continue_final_message": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    request = translate.to_request(job(orjson.dumps(body)), "id")
+    arguments = {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert list(request.messages or ()) == [
+        {"role": "user", "content": "x", "name": "Ada"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": arguments, "id": "c"}],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "c"},
+    ]
+    assert request.chat == ChatOptions(
+        tools=[tool],
+        tool_choice=ToolChoice.REQUIRED,
+        only_tool="weather",
+        parallel_tool_calls=False,
+        continue_final_message=True,
+        template_kwargs={"enable_thinking": False},
+    )
+
+
+def test_calls_and_thoughts_come_with_the_result() -> None:
+    called = TextChoice(
+        0,
+        "",
+        [4],
+        FinishReason.TOOL_CALLS,
+        None,
+        reasoning="hm",
+        tool_calls=(EngineCall("c", "f", '{"a": 1}'),),
+    )
+    asked = job(b'{"messages": [{"role": "user", "content": "x"}]}')
+    result = translate.succeeded(asked, TextCompletion("1", [called], 8, 3, 4), model="m")
+    assert JobResult.decode(result.encode()) == result
+    body = result.to_openai()["response"]["body"]
+    assert body["choices"][0]["message"]["tool_calls"] == [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    ]
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+    assert body["choices"][0]["message"]["reasoning_content"] == "hm"
 
 
 def test_log_probabilities_come_with_the_result_and_in_openais_forms() -> None:
