@@ -1,6 +1,7 @@
 """Chats: what a request may say of its template and tools, and what an answer's text holds besides the answer."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +11,7 @@ from headrace.engine.detokenizer import detokenize
 from headrace.engine.errors import EngineError, InvalidRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.tool_forms import FORMS, Call, form_of
+from headrace.engine.tool_grammar import grammar, literal, thought_rules
 
 THINK, END_OF_THINK = "<think>", "</think>"
 _TAIL_TOKENS = 8
@@ -120,6 +122,25 @@ class ChatFormat:
             return content.rfind(THINK) > content.rfind(END_OF_THINK)
         tail = detokenize(self._tokenizer, prompt[-_TAIL_TOKENS:], skip_special=False)
         return tail.rstrip().endswith(THINK)
+
+    def grammar(self, options: ChatOptions, *, thinking: bool) -> str | None:
+        """What an answer must be that has to call tools, in Lark's notation; None where it need not."""
+        if options.tool_choice is not ToolChoice.REQUIRED or self._form is None:
+            return None
+        words = self._form.words(lambda text: bool(self._tokenizer.ids_of((text,))))
+        tools = [tool for tool in options.tools if tool["function"]["name"] in options.offered]
+        several = options.parallel_tool_calls and options.only_tool is None
+        thought = thought_rules(self._term, THINK, END_OF_THINK, opened=thinking) if self._thinks else ""
+        return grammar(words, tools, self._term, several=several, thought=thought)
+
+    def _term(self, text: str) -> str:
+        """A text as terms of a grammar: special tokens among its words by their ids, since they are no text."""
+        markers = (*self._form.markers, THINK, END_OF_THINK) if self._form else (THINK, END_OF_THINK)
+        ids = {word: id for word in markers for id in self._tokenizer.ids_of((word,))}
+        if not ids:
+            return literal(text)
+        parts = re.split(f"({'|'.join(map(re.escape, ids))})", text)
+        return " ".join(f"<[{ids[part]}]>" if part in ids else literal(part) for part in parts if part)
 
     def read(self, text: str, options: ChatOptions, *, thinking: bool, seed: str) -> Said:
         """Take an answer's text apart. seed: makes the calls' ids, so that a replay gives the same."""

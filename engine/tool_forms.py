@@ -7,9 +7,11 @@ nothing is lost.
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from headrace.engine.tool_grammar import Words
 
 
 def _refuse_constant(name: str) -> Any:
@@ -41,6 +43,9 @@ class ToolForm(Protocol):
     def writes(self, template: str) -> bool:
         """Whether a model with this chat template uses the form."""
 
+    def words(self, is_token: Callable[[str], bool]) -> Words:
+        """How calls are written by a model whose tokenizer has tokens for these texts."""
+
     def read(self, text: str, offered: Collection[str]) -> tuple[str, list[Call]]:
         """The text without its calls of ``offered`` functions, and those calls in their order."""
 
@@ -53,6 +58,10 @@ class Hermes:
     def writes(self, template: str) -> bool:
         """Whether a model with this chat template uses the form (Qwen3-Coder's tags hold XML, which is another)."""
         return self.markers[0] in template and "<function=" not in template
+
+    def words(self, is_token: Callable[[str], bool]) -> Words:
+        """How calls are written."""
+        return Words('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>")
 
     def read(self, text: str, offered: Collection[str]) -> tuple[str, list[Call]]:
         """The text without its calls, and the calls. The last closing tag may be missing: the answer ended there."""
@@ -84,6 +93,10 @@ class Llama3:
         """Whether a model with this chat template uses the form."""
         return '{"name": function name, "parameters": dictionary' in template
 
+    def words(self, is_token: Callable[[str], bool]) -> Words:
+        """How calls are written."""
+        return Words('{"name": "{name}", "parameters": ', "}", between="; ")
+
     def read(self, text: str, offered: Collection[str]) -> tuple[str, list[Call]]:
         """No text and the calls, or the whole text: the form marks no calls amid other words."""
         calls: list[Call] = []
@@ -110,6 +123,13 @@ class Mistral:
     def writes(self, template: str) -> bool:
         """Whether a model with this chat template uses the form."""
         return self.markers[0] in template
+
+    def words(self, is_token: Callable[[str], bool]) -> Words:
+        """How calls are written: the newer form is that of tokenizers which know ``[ARGS]``."""
+        if is_token("[ARGS]"):
+            return Words("[TOOL_CALLS]{name}[ARGS]", "", between="")
+        call = '{"name": "{name}", "arguments": '
+        return Words(call, "}", between=", ", begin="[TOOL_CALLS][", end="]")
 
     def read(self, text: str, offered: Collection[str]) -> tuple[str, list[Call]]:
         """The text without its calls, and the calls."""

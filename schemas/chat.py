@@ -151,8 +151,15 @@ class Function(BaseModel):
     )
     description: Text | None = Field(default=None, description="a string; when to call it, for the model")
     parameters: dict[str, Any] | None = Field(
-        default=None, description="an object; the JSON Schema of its arguments"
+        default=None, description="an object; the JSON Schema of its arguments, which are an object"
     )
+
+    @model_validator(mode="after")
+    def _arguments_are_an_object(self) -> Self:
+        if (self.parameters or {}).get("type", "object") != "object":
+            message = 'must be "object": arguments have names'
+            raise refusal(ErrorCode.INVALID_VALUE, message, "parameters", "type")
+        return self
 
 
 class Tool(BaseModel):

@@ -17,7 +17,7 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # only tokenizers without a tokenizer.json ever wrote any
     # What comes back
     "prompt_logprobs": (),
     "suffix": ("",),

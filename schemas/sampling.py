@@ -10,7 +10,7 @@ from headrace.schemas.wire import is_unicode
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 128
+MAX_STOP_TOKEN_IDS = 24  # an engine keeps 32 a sequence, the model's own end tokens among them
 MAX_CHOICES = 128
 MAX_BAD_WORDS = 128
 MAX_LISTED = 1024

@@ -119,6 +119,11 @@ def with_message(**message: Any) -> dict[str, Any]:
             ErrorCode.INVALID_TYPE,
             "tools.0.function.parameters",
         ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            ErrorCode.INVALID_VALUE,
+            "tools.0.function.parameters.type",
+        ),
         ({"tool_choice": "any", "tools": [WEATHER]}, ErrorCode.INVALID_VALUE, "tool_choice"),
         ({"tool_choice": 5, "tools": [WEATHER]}, ErrorCode.INVALID_VALUE, "tool_choice"),
         ({"tool_choice": {"type": "function"}, "tools": [WEATHER]}, ErrorCode.MISSING_FIELD, "tool_choice.function"),

@@ -1,0 +1,125 @@
+"""Grammars of answers that must call tools, as llguidance reads them."""
+
+from typing import Any
+
+import llguidance
+import llguidance.hf
+import pytest
+from small_tokenizers import small_chat
+
+from headrace.engine.chat import ChatFormat, ChatOptions, ToolChoice
+from headrace.engine.tokenizer import Tokenizer
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/name"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"name": {"type": "string"}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": CITY}},
+    {"type": "function", "function": {"name": "clock"}},
+]
+TEMPLATES = {
+    "hermes": "{{ tools }}<tool_call>",
+    "llama3": '{{ tools }}{"name": function name, "parameters": dictionary',
+    "mistral": "{{ tools }}[TOOL_CALLS]",
+}
+OSLO, ZONE = '{"city": "Oslo"}', '{"zone": "CET"}'
+FORMS = {
+    "hermes": (
+        '<tool_call>\n{"name": "weather", "arguments": ' + OSLO + "}\n</tool_call>",
+        '<tool_call>\n{"name": "clock", "arguments": ' + ZONE + "}\n</tool_call>",
+        "{}\n{}",
+    ),
+    "llama3": (
+        '{"name": "weather", "parameters": ' + OSLO + "}",
+        '{"name": "clock", "parameters": ' + ZONE + "}",
+        "{}; {}",
+    ),
+    "mistral": (
+        '{"name": "weather", "arguments": ' + OSLO + "}",
+        '{"name": "clock", "arguments": ' + ZONE + "}",
+        "[TOOL_CALLS][{}, {}]",
+    ),
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def required(**options: Any) -> ChatOptions:
+    return ChatOptions(tools=TOOLS, tool_choice=ToolChoice.REQUIRED, **options)
+
+
+def takes(tokenizer: Tokenizer, text: str, options: ChatOptions, *, thinking: bool = False) -> bool:
+    """Whether the grammar for these options takes the text as a whole answer."""
+    source = ChatFormat(tokenizer).grammar(options, thinking=thinking)
+    assert source is not None
+    matcher = llguidance.LLMatcher(
+        llguidance.hf.from_tokenizer(tokenizer._chat), llguidance.LLMatcher.grammar_from_lark(source)
+    )
+    assert not matcher.is_error(), f"{matcher.get_error()}\n{source}"
+    ids = tokenizer.encode_rendered([text])[0]
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def written(form: str) -> tuple[str, str]:
+    """One call of weather, and one of each."""
+    weather, clock, both = FORMS[form]
+    alone = f"[TOOL_CALLS][{weather}]" if form == "mistral" else weather
+    return alone, both.replace("{}", "%s") % (weather, clock)
+
+
+@forms
+def test_an_answer_is_one_call_or_more_that_the_form_itself_reads(form: str) -> None:
+    tokenizer = small_chat(TEMPLATES[form])
+    one, two = written(form)
+    assert takes(tokenizer, one, required())
+    assert takes(tokenizer, two, required())
+    said = ChatFormat(tokenizer).read(two, required(), thinking=False, seed="x")
+    assert [(call.name, call.arguments) for call in said.tool_calls] == [("weather", OSLO), ("clock", ZONE)]
+    assert said.text == ""
+
+
+@forms
+def test_nothing_else_is_an_answer(form: str) -> None:
+    tokenizer = small_chat(TEMPLATES[form])
+    one, two = written(form)
+    for wrong in (
+        f"Sure. {one}",
+        one[:-1],
+        f"{one} ok",
+        one.replace('"Oslo"', "5"),
+        one.replace("weather", "rm"),
+    ):
+        assert not takes(tokenizer, wrong, required())
+    assert not takes(tokenizer, two, required(parallel_tool_calls=False))
+    assert takes(tokenizer, one, required(parallel_tool_calls=False))
+    assert takes(tokenizer, one, required(only_tool="weather"))
+    assert not takes(tokenizer, one, required(only_tool="clock"))
+
+
+@pytest.mark.parametrize("special", [("[TOOL_CALLS]",), ("[TOOL_CALLS]", "[ARGS]")], ids=["older", "newer"])
+def test_markers_are_the_tokens_that_the_model_knows(special: tuple[str, ...]) -> None:
+    tokenizer = small_chat(TEMPLATES["mistral"], special)
+    call = f"[TOOL_CALLS]weather[ARGS]{OSLO}"
+    newer = "[ARGS]" in special
+    assert takes(tokenizer, call, required()) is newer
+    assert takes(tokenizer, call + call, required()) is newer
+    assert takes(tokenizer, written("mistral")[0], required()) is not newer
+
+
+@pytest.mark.parametrize("special", [(), ("<think>", "</think>")], ids=["as text", "as special tokens"])
+def test_a_model_that_thinks_may_think_before_it_calls(special: tuple[str, ...]) -> None:
+    tokenizer = small_chat(TEMPLATES["hermes"] + "</think>", special)
+    call = written("hermes")[0]
+    assert takes(tokenizer, f"<think>\nLet me\nsee.\n</think>\n\n{call}", required())
+    assert takes(tokenizer, call, required())
+    assert takes(tokenizer, f"Let me\nsee.</think>\n\n{call}", required(), thinking=True)
+    assert not takes(tokenizer, f"Let me see. {call}", required())
+
+
+def test_only_an_answer_that_must_call_has_a_grammar() -> None:
+    chat_format = ChatFormat(small_chat(TEMPLATES["hermes"]))
+    assert chat_format.grammar(ChatOptions(tools=TOOLS), thinking=False) is None
+    assert chat_format.grammar(ChatOptions(), thinking=False) is None
