@@ -45,7 +45,7 @@ class Engine:
             self._flight.append((plan, self._executor.submit(plan)))
         if self._flight and (plan is None or len(self._flight) > self._lag):
             plan, handle = self._flight.popleft()
-            return self._scheduler.retire(plan, handle.tokens(), handle.logprobs())
+            return self._scheduler.retire(plan, handle.tokens(), handle.logprobs(), handle.read())
         return self._scheduler.take_ended()
 
     @property

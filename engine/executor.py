@@ -11,6 +11,8 @@ from torch import Tensor
 
 from headrace.engine.graphs import GraphCache
 from headrace.engine.plan import StepPlan
+from headrace.engine.prompt_reading import Read
+from headrace.engine.readings import ReadOff
 from headrace.engine.runner import ModelRunner, Sampled
 
 
@@ -22,6 +24,9 @@ class StepHandle(Protocol):
 
     def logprobs(self) -> NDArray[np.int32] | None:
         """What the plan's logprob rows asked for, packed as in ``Sampled``; waits for the step."""
+
+    def read(self) -> ReadOff | None:
+        """What the plan's readings asked for, if anything; waits for the step."""
 
 
 class Executor(Protocol):
@@ -62,6 +67,12 @@ class _Handle:
         packed = self.host.logprobs
         return None if packed is None else packed.numpy()
 
+    def read(self) -> ReadOff | None:
+        if self.done is not None:
+            self.done.synchronize()
+        read = self.host.read
+        return None if read is None else ReadOff(read.lines.numpy(), read.sums.numpy())
+
 
 class LocalExecutor:
     """One device, driven from this process. ``timings``, where set to a list, collects one StepTiming a step (CUDA)."""
@@ -79,7 +90,8 @@ class LocalExecutor:
         graph = self.graphs is not None and self.graphs.fits(plan)
         sampled = self.graphs.run(plan) if self.graphs is not None and graph else self.runner.run(plan)
         logprobs = None if sampled.logprobs is None else _to_host(sampled.logprobs)
-        host = Sampled(_to_host(sampled.tokens), logprobs)
+        read = sampled.read and Read(_to_host(sampled.read.lines), _to_host(sampled.read.sums))
+        host = Sampled(_to_host(sampled.tokens), logprobs, read)
         end = _event(self.timings is not None)
         if self.timings is not None:
             launched_at = time.perf_counter()

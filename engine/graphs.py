@@ -81,10 +81,11 @@ class GraphCache:
         return _Captured(graph, *outputs)
 
     def fits(self, plan: StepPlan) -> bool:
-        """Whether the plan is a decode step, each row of which samples."""
+        """Whether the plan is a decode step, each row of which samples and does nothing else."""
         return (
             len(plan.slots) == plan.num_decodes == len(plan.sample_rows)
             and len(plan.table_slots) <= plan.num_decodes
+            and not plan.readings
         )
 
     @torch.inference_mode()

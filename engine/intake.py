@@ -7,14 +7,16 @@ from collections.abc import Container
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.engine.edits import edits_of
 from headrace.engine.errors import InvalidRequest
-from headrace.engine.request import ModelInfo, Request, SamplingParams
+from headrace.engine.request import ModelInfo, Outputs, Request, SamplingParams
 from headrace.engine.sequence import Sequence
 from headrace.engine.slots import MAX_STOP_IDS
 
 MAX_LOGPROBS = 20
+_PLAIN = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=1)
 
 
 def refuse_duplicates(requests: SequenceOf[Request], running: Container[str]) -> None:
@@ -33,6 +35,9 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
         raise InvalidRequest("the prompt is empty; at least one token is needed", param="prompt")
     if prompt.min() < 0 or prompt.max() >= info.vocab_size:
         raise InvalidRequest(f"token ids must lie in [0, {info.vocab_size})", param="prompt_token_ids")
+    _check_reading(request, len(prompt))
+    if request.outputs is not Outputs.TOKENS:
+        return _reader(request, prompt, info, arrival)
     if len(prompt) >= info.max_context:
         raise InvalidRequest(
             f"the prompt has {len(prompt)} tokens; at most {info.max_context - 1} fit the context of"
@@ -59,6 +64,41 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
         stop_ids=np.array(stops, dtype=np.int32),
         edits=edits_of(params, len(prompt), stops),
     )
+
+
+def _reader(request: Request, prompt: NDArray[np.int64], info: ModelInfo, arrival: int) -> Sequence:
+    """A sequence that ends with its prompt. One token is sampled, whose coming says that all has been computed."""
+    if len(prompt) > info.max_context:
+        raise InvalidRequest(
+            f"the prompt has {len(prompt)} tokens; at most {info.max_context} fit the context",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    return Sequence(
+        request=dataclasses.replace(request, sampling=_PLAIN, stream=False),
+        arrival=arrival,
+        limit=len(prompt) + 1,
+        seed=0,
+        added_at=time.monotonic(),
+        tokens=prompt.astype(np.int32),
+    )
+
+
+def _check_reading(request: Request, prompt_len: int) -> None:
+    need_from, likeliest = request.need_from, request.prompt_logprobs
+    inside = need_from is None or 0 <= need_from < prompt_len
+    _require(inside, "need_from", f"need_from must be a position of the prompt, from 0 to {prompt_len - 1}")
+    _require(
+        0 <= likeliest <= MAX_LOGPROBS,
+        "prompt_logprobs",
+        f"prompt_logprobs must lie in [0, {MAX_LOGPROBS}]",
+    )
+    if request.outputs is Outputs.LOGPROBS:
+        _require(
+            need_from is not None, "need_from", "need_from is missing: where are log-probabilities to begin?"
+        )
+    if request.outputs is Outputs.VECTOR:
+        _require(need_from is None, "need_from", "need_from does not go with a vector")
 
 
 def _resolve(params: SamplingParams, info: ModelInfo) -> SamplingParams:

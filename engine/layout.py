@@ -3,6 +3,7 @@
 import numpy as np
 
 from headrace.engine.plan import Ints, SamplingRows, StepPlan
+from headrace.engine.readings import PromptReader
 from headrace.engine.sequence import Sequence
 from headrace.engine.sharers import NO_GROUPS, Sharers
 from headrace.engine.slots import Slots
@@ -15,6 +16,7 @@ class StepLayout:
 
     def __init__(self, slots: Slots, sharers: Sharers | None) -> None:
         self.steps = 0
+        self.reader = PromptReader(slots)
         self._slots = slots
         self._sharers = sharers
         self._updates: list[tuple[Ints, Ints, Ints]] = [(_NONE, _NONE, _NONE)]
@@ -45,6 +47,7 @@ class StepLayout:
         ends = starts + lens
         parts = [s.tokens[slots[r], starts[r] : ends[r]] for r in range(num_decodes, len(slots))]
         s.computed[slots] += lens
+        readings = self.reader.plan(self.steps + 1, slots, starts, ends)
         sample_rows = np.flatnonzero(s.computed[slots] == s.known[slots]).astype(np.int32)
         sampled = slots[sample_rows]
         wanted = s.logprobs[sampled]
@@ -77,6 +80,7 @@ class StepLayout:
             edited=edited,
             logprob_rows=logprob_rows,
             logprob_counts=wanted[logprob_rows],
+            readings=readings,
         )
 
 

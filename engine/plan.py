@@ -25,6 +25,29 @@ class SamplingRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Readings:
+    """What a step reads off its prompt tokens, beside the tokens that it samples.
+
+    logits_at: [P] query tokens (indices into T) whose logits are wanted; targets: [P] the tokens that follow them, and
+    counts: [P] how many of the likeliest are to be told beside those. sums_from, sums_len: [Q] runs of query tokens whose
+    hidden states are summed up.
+    """
+
+    logits_at: Ints
+    targets: Ints
+    counts: Ints
+    sums_from: Ints
+    sums_len: Ints
+
+    def __bool__(self) -> bool:
+        return bool(len(self.logits_at) or len(self.sums_from))
+
+
+_NONE: Ints = np.empty(0, np.int32)
+NO_READINGS = Readings(_NONE, _NONE, _NONE, _NONE, _NONE)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: R rows (a sequence each) of T query tokens in all, K of them sampled.
 
@@ -38,7 +61,7 @@ class StepPlan:
     blocks): attention may read those once for the run.
     sampling: lines to set in the slot table before the step. all_greedy, no_filters: what the sampler may skip.
     edited: [E] of the sample rows (indices into them), those whose logits are edited. logprob_rows, logprob_counts: [L]
-    those that want log-probabilities, and of how many of the likeliest tokens.
+    those that want log-probabilities, and of how many of the likeliest tokens. readings: what prompts are asked.
     """
 
     number: int
@@ -61,6 +84,7 @@ class StepPlan:
     edited: Ints
     logprob_rows: Ints
     logprob_counts: Ints
+    readings: Readings = NO_READINGS
 
     @property
     def num_tokens(self) -> int:

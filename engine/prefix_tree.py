@@ -53,8 +53,8 @@ class PrefixTree:
             self._roots[salt] = self._number()
         return self._roots[salt]
 
-    def match(self, salt: str, tokens: NDArray[np.int32]) -> Match:
-        """The longest run of ready blocks that hold a prefix of ``tokens``, at most (len - 1) tokens of it.
+    def match(self, salt: str, tokens: NDArray[np.int32], need_from: int) -> Match:
+        """The longest run of ready blocks that hold a prefix of ``tokens`` and end at ``need_from`` or before.
 
         The last token is always computed, because its logits are wanted; the cap keeps to whole blocks because a
         shared block is never written.
@@ -64,7 +64,7 @@ class PrefixTree:
         size = self.block_size
         data = tokens.tobytes()
         width = tokens.itemsize * size
-        for i in range((len(tokens) - 1) // size):
+        for i in range(min(need_from, len(tokens) - 1) // size):
             node = self._nodes.get((parent, data[i * width : (i + 1) * width]))
             if node is None:
                 break

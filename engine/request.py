@@ -53,14 +53,36 @@ class SamplingParams:
     logprobs: int | None = None
 
 
+class Outputs(StrEnum):
+    """What a request is answered with: generated tokens, or what the model makes of the prompt and nothing more."""
+
+    TOKENS = "tokens"
+    LOGPROBS = "logprobs"
+    VECTOR = "vector"
+
+
+class Pooling(StrEnum):
+    """Which of the prompt's hidden states, after the last norm, make its vector: their mean, the last, the first."""
+
+    MEAN = "mean"
+    LAST = "last"
+    CLS = "cls"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate, in token ids.
+    """One sequence to generate, or one prompt to look at, in token ids.
 
     priority: lower numbers first; a newcomer preempts only strictly larger numbers. deadline: seconds since the
     epoch, orders requests of one priority (earliest first). stream: report every token as it is sampled (the text side
     asks for it when stop strings must be watched), instead of once at the end. salt separates prefix-cache entries
     that must not be shared.
+
+    need_from: the first position of the prompt whose logits are wanted, which gives log-probabilities of all the
+    prompt's tokens after it, and of ``prompt_logprobs`` of the likeliest at each place. Nothing of the prompt from there
+    on is taken from the prefix cache. Without it only the last position's logits are computed, to sample from.
+    outputs: with ``logprobs`` (which needs need_from) and ``vector`` nothing is generated and ``sampling`` is ignored.
+    pooling: how a vector is made.
     """
 
     id: str
@@ -70,6 +92,10 @@ class Request:
     deadline: float | None = None
     stream: bool = False
     salt: str = ""
+    outputs: Outputs = Outputs.TOKENS
+    need_from: int | None = None
+    prompt_logprobs: int = 0
+    pooling: Pooling = Pooling.LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +133,8 @@ class Completion:
     token_ids: the generated ids, the stop token left out unless ``include_stop``. stop_reason: the stop token's id when one of
     ``stop_token_ids`` ended it. cached_tokens: prompt tokens taken from the prefix cache at first admission.
     preemptions: times it was recomputed. Times are seconds from ``add``: queued until first scheduled, first token
-    sampled, finished. logprobs: of ``token_ids``, where asked for.
+    sampled, finished. logprobs: of ``token_ids``, where asked for. prompt_logprobs: of the prompt's tokens after
+    ``need_from``. vector: [H] fp32, the pooled hidden states. Both are None for a request that was aborted.
     """
 
     id: str
@@ -121,6 +148,8 @@ class Completion:
     first_token_s: float
     total_s: float
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    vector: NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True)

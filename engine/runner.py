@@ -5,7 +5,7 @@ decode feeds on (its slot's last token) never leaves the device. Forward and sam
 only sampling need wait for what the host adds to the logits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from headrace.engine.logit_edits import LogitEdits
 from headrace.engine.models.decoder import Model
 from headrace.engine.plan import SamplingRows, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
+from headrace.engine.prompt_reading import Read, pack_logprobs, read_prompts
 from headrace.engine.staging import Staging
 from headrace.kernels.logprobs import logprobs
 from headrace.kernels.sample import sample
@@ -30,12 +31,13 @@ EDITED_AT_ONCE = 256
 class Sampled:
     """What a step chose. tokens: [K] int64, in the order of ``StepPlan.sample_rows``.
 
-    logprobs: [L, 1 + 2 W] int32, a line for each of ``StepPlan.logprob_rows`` (W: the most that one of them wants): the
-    bits of the chosen token's, then id and bits of each of the likeliest tokens. None where no row wants any.
+    logprobs: [L, 1 + 2 W] int32, a line for each of ``StepPlan.logprob_rows`` (W: the most that one of them wants) as
+    in ``pack_logprobs``. None where no row wants any. read: what ``StepPlan.readings`` asked for, if anything.
     """
 
     tokens: Tensor
     logprobs: Tensor | None = None
+    read: Read | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,11 @@ class ModelRunner:
             shared = SharedPrefixes(*self.staging.upload(prefix_tiles(plan, self.rows_per_tile)))
         shape = StepShape(plan.num_decodes, plan.max_query_len, plan.max_context_len)
         hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape, shared)
+        read = read_prompts(self.model, hidden, plan.readings, self.staging) if plan.readings else None
         if not len(rows):
-            return Sampled(torch.empty(0, dtype=torch.int64, device=self.device))
+            return Sampled(torch.empty(0, dtype=torch.int64, device=self.device), read=read)
         logits = self.model.logits(hidden[at.long()])
-        return self.sample(logits, lines.long(), ends.long(), plan)
+        return replace(self.sample(logits, lines.long(), ends.long(), plan), read=read)
 
     def forward(
         self,
@@ -182,10 +185,7 @@ class ModelRunner:
     def _logprobs(self, logits: Tensor, tokens: Tensor, plan: StepPlan) -> Tensor:
         rows, counts = self.staging.upload([plan.logprob_rows, plan.logprob_counts])
         width = int(plan.logprob_counts.max())
-        values, ids = logprobs(logits, rows, tokens, counts, width)
-        bits = values.view(torch.int32)
-        likeliest = torch.stack((ids, bits[:, 1:]), dim=2).view(len(rows), 2 * width)
-        return torch.cat((bits[:, :1], likeliest), dim=1)
+        return pack_logprobs(*logprobs(logits, rows, tokens, counts, width))
 
     def update_sampling(self, rows: SamplingRows) -> None:
         """Set the sampling parameters of slots that got a new sequence."""

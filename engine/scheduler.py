@@ -19,6 +19,7 @@ from headrace.engine.layout import StepLayout
 from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.prefix_tree import PrefixTree
 from headrace.engine.priorities import Priorities
+from headrace.engine.readings import ReadOff
 from headrace.engine.request import EngineStats, FinishReason, StepOutput
 from headrace.engine.sequence import Sequence, SequenceStatus
 from headrace.engine.sharers import Sharers
@@ -133,13 +134,20 @@ class Scheduler:
         return self._layout.plan(decodes, np.array(chunks.slots, np.int32), np.array(chunks.lens, np.int32))
 
     def retire(
-        self, plan: StepPlan, tokens: NDArray[np.int64], logprobs: NDArray[np.int32] | None = None
+        self,
+        plan: StepPlan,
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.int32] | None = None,
+        read: ReadOff | None = None,
     ) -> StepOutput:
         """Take in the sampled tokens of a finished step, [K] in the order of ``plan.sample_rows``.
 
-        logprobs: those of ``plan.logprob_rows``, a line for each as ``Sequence.logprobs`` keeps them.
+        logprobs: those of ``plan.logprob_rows``, a line for each as ``Sequence.logprobs`` keeps them. read: what
+        ``plan.readings`` asked for.
         """
         s, slots = self.slots, plan.slots[plan.sample_rows]
+        if read is not None:
+            self._layout.reader.retire(plan.number, read)
         if logprobs is not None:
             self._note_logprobs(plan, slots, logprobs)
         same = s.epoch[slots] == plan.epochs
@@ -295,7 +303,7 @@ class Scheduler:
         s, size, priority = self.slots, self.block_size, seq.request.priority
         shared, parent = _NONE, 0
         if self.prefix_cache:
-            match = self.tree.match(seq.request.salt, seq.tokens)
+            match = self.tree.match(seq.request.salt, seq.tokens, seq.need_from)
             if match.pending:
                 return _Seat.WAIT
             shared, parent = np.array(match.blocks, np.int32), match.parent

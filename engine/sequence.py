@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 
 from headrace.engine.edits import Edits
 from headrace.engine.prefix_tree import Node
-from headrace.engine.request import Completion, FinishReason, Logprobs, Request
+from headrace.engine.request import Completion, FinishReason, Logprobs, Outputs, Pooling, Request
+
+NOTHING = np.iinfo(np.int32).max
+"""A position that no sequence reaches: nothing (more) is to be read off its prompt."""
 
 
 class SequenceStatus(Enum):
@@ -28,6 +31,9 @@ class Sequence:
     it left its slot. displaced: preemptions that made room for a more urgent newcomer. nodes: the prefix tree's node of
     each full block so far, None where the block is another's; tail: number of the last one. edits: what it changes about
     its logits. logprobs: for each token read back, [chosen, id, logprob, id, logprob...] as int32 bits, where asked for.
+    need_from, need_to: the prompt's positions that are still to be read off by steps not yet launched (``readings.py``).
+    prompt_logprobs: lines like those of ``logprobs``, [P, 1 + 2 W] for each step that gave some. sums: [H] each, of the
+    hidden states to be pooled.
     """
 
     request: Request
@@ -49,6 +55,13 @@ class Sequence:
     stop_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     edits: Edits | None = None
     logprobs: list[NDArray[np.int32]] = field(default_factory=list)
+    need_from: int = NOTHING
+    need_to: int = NOTHING
+    prompt_logprobs: list[NDArray[np.int32]] = field(default_factory=list)
+    sums: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.need_from, self.need_to = positions_needed(self.request)
 
     @property
     def id(self) -> str:
@@ -74,6 +87,8 @@ class Sequence:
         generated = self.tokens[self.prompt_len : keep].tolist()
         if stop_token is not None and not params.include_stop:
             generated = generated[:-1]
+        if self.request.outputs is not Outputs.TOKENS:
+            generated = []
         return Completion(
             id=self.id,
             token_ids=generated,
@@ -86,6 +101,8 @@ class Sequence:
             first_token_s=(self.first_token_at or now) - self.added_at,
             total_s=now - self.added_at,
             logprobs=self._logprobs(len(generated)),
+            prompt_logprobs=None if reason is FinishReason.ABORT else self._prompt_logprobs(),
+            vector=None if reason is FinishReason.ABORT else self._vector(),
         )
 
     def _logprobs(self, count: int) -> Logprobs | None:
@@ -95,8 +112,39 @@ class Sequence:
             return None
         width = 1 + 2 * wanted
         lines = np.array([line[:width] for line in self.logprobs[:count]], np.int32).reshape(count, width)
-        values = lines.view(np.float32)
-        return Logprobs(values[:, 0].copy(), lines[:, 1::2].copy(), values[:, 2::2].copy())
+        return _unpacked(lines)
+
+    def _prompt_logprobs(self) -> Logprobs | None:
+        request = self.request
+        if request.need_from is None:
+            return None
+        width = 1 + 2 * request.prompt_logprobs
+        return _unpacked(np.concatenate([np.empty((0, width), np.int32), *self.prompt_logprobs]))
+
+    def _vector(self) -> NDArray[np.float32] | None:
+        if self.request.outputs is not Outputs.VECTOR:
+            return None
+        pooled: NDArray[np.float32] = np.sum(self.sums, axis=0, dtype=np.float32)
+        return pooled / np.float32(self.prompt_len) if self.request.pooling is Pooling.MEAN else pooled
 
     def __lt__(self, other: "Sequence") -> bool:
         return self.urgency < other.urgency
+
+
+def positions_needed(request: Request) -> tuple[int, int]:
+    """The positions of the prompt, first and one past the last, of which more is wanted than keys and values."""
+    length = len(request.prompt)
+    if request.outputs is Outputs.VECTOR:
+        ranges = {Pooling.MEAN: (0, length), Pooling.LAST: (length - 1, length), Pooling.CLS: (0, 1)}
+        return ranges[request.pooling]
+    if (
+        request.need_from is None or request.need_from >= length - 1
+    ):  # what follows the last is not the prompt's
+        return NOTHING, NOTHING
+    return request.need_from, length - 1
+
+
+def _unpacked(lines: NDArray[np.int32]) -> Logprobs:
+    """[T, 1 + 2 W] lines as log-probabilities."""
+    values = lines.view(np.float32)
+    return Logprobs(values[:, 0].copy(), lines[:, 1::2].copy(), values[:, 2::2].copy())

@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import NOTHING, Sequence
 
 MAX_STOP_IDS = 32
 
@@ -38,6 +38,7 @@ class Slots:
         self.filtered = np.zeros(max_slots, dtype=bool)
         self.edited_before = np.zeros(max_slots, dtype=np.int32)
         self.logprobs = np.full(max_slots, -1, dtype=np.int32)
+        self.need_from = np.full(max_slots, NOTHING, dtype=np.int32)
         self.priority = np.zeros(max_slots, dtype=np.int32)
         self.deadline = np.zeros(max_slots, dtype=np.float64)
         self.displaceable = np.zeros(max_slots, dtype=bool)
@@ -45,7 +46,9 @@ class Slots:
         self.arrival = np.zeros(max_slots, dtype=np.int64)
         self.stop_ids = np.full((max_slots, MAX_STOP_IDS), -1, dtype=np.int32)
         self.block_tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
-        self.tokens = _sparse(max_slots, max_context)
+        self.tokens = _sparse(
+            max_slots, max_context + 1
+        )  # a prompt to look at may fill the context: one beyond it
         self._free = list(range(max_slots - 1, -1, -1))
 
     @property
@@ -85,6 +88,8 @@ class Slots:
         self.priority[slot], self.deadline[slot], _ = seq.urgency
         self.prompt_len[slot] = seq.prompt_len
         self.displaceable[slot] = displaceable
+        self.need_from[slot] = seq.need_from
+        self.priority[slot] = seq.request.priority
         self.arrival[slot] = seq.arrival
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : len(seq.stop_ids)] = seq.stop_ids

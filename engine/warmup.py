@@ -8,7 +8,7 @@ import torch
 from headrace.engine.edits import edits_of
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.models.decoder import Model
-from headrace.engine.plan import SamplingRows, StepPlan
+from headrace.engine.plan import NO_READINGS, Ints, Readings, SamplingRows, StepPlan
 from headrace.engine.request import SamplingParams
 from headrace.engine.runner import ModelRunner
 
@@ -58,7 +58,7 @@ def _plan(
 ) -> StepPlan:
     """Rows of these lengths from position ``starts``, all in the first block, the first ``shared`` keys in common.
 
-    options: the logits of all rows are edited, and log-probabilities wanted of all.
+    options: the logits of all rows are edited, log-probabilities wanted of all, and all tokens read off.
     """
     edits = edits_of(SamplingParams(presence_penalty=1.0), 1, ()) if options else None
     lens = np.array(query_lens, np.int32)
@@ -93,4 +93,12 @@ def _plan(
         edited=rows if options else none,
         logprob_rows=rows if options else none,
         logprob_counts=np.ones(len(rows), np.int32) if options else none,
+        readings=_all_of(lens) if options else NO_READINGS,
     )
+
+
+def _all_of(query_lens: Ints) -> Readings:
+    """The log-probabilities of every token, and a sum for each row."""
+    tokens = np.arange(query_lens.sum(), dtype=np.int32)
+    starts = (np.cumsum(query_lens) - query_lens).astype(np.int32)
+    return Readings(tokens, np.zeros_like(tokens), np.ones_like(tokens), starts, query_lens)

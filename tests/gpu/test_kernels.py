@@ -16,6 +16,7 @@ from headrace.kernels.prefill_attention import prefill_attention, prefill_attent
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
 from headrace.kernels.sample import sample, sample_reference
+from headrace.kernels.segment_sum import segment_sum, segment_sum_reference
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.silu_mul import silu_mul, silu_mul_reference
 from headrace.kernels.step_inputs import step_inputs, step_inputs_reference
@@ -316,6 +317,16 @@ def test_step_inputs_agree_with_their_reference() -> None:
     actual = step_inputs(*[argument.to(DEVICE) for argument in arguments], 16)
     for ours, expected in zip(actual, step_inputs_reference(*arguments, 16), strict=True):
         assert torch.equal(ours.cpu(), expected)
+
+
+@each_dtype
+@pytest.mark.parametrize("width", [1, 576, 1000])
+def test_sums_of_runs_of_rows_agree_with_their_reference(dtype: torch.dtype, width: int) -> None:
+    x = strided_rows(randn(70, width, dtype=dtype))
+    start, length = (torch.tensor(n, device=DEVICE).int() for n in ([5, 0, 69, 3], [40, 1, 1, 0]))
+    expected = segment_sum_reference(x.double().float(), start, length)
+    torch.testing.assert_close(segment_sum(x, start, length), expected, atol=1e-4, rtol=1e-5)
+    assert segment_sum(x, start[:0], length[:0]).shape == (0, width)
 
 
 @on_gpu_only

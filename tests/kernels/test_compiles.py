@@ -12,6 +12,7 @@ from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
 from headrace.kernels.rope_cache import rope_and_cache
 from headrace.kernels.sample import sample
+from headrace.kernels.segment_sum import segment_sum
 from headrace.kernels.shared_prefix import SharedPrefixes
 from headrace.kernels.silu_mul import silu_mul
 from headrace.kernels.step_inputs import step_inputs
@@ -25,7 +26,8 @@ def test_norms_and_activation_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         rms_norm(x, weight, 1e-5)
         add_rms_norm(x, x.clone(), weight, 1e-5)
         silu_mul(torch.ones(3, 3072, dtype=BF16))
-    assert len(compiled) == 3
+        segment_sum(x, torch.tensor([0, 2]).int(), torch.tensor([2, 1]).int())
+    assert len(compiled) == 4
 
 
 @pytest.mark.parametrize("normed", [False, True])

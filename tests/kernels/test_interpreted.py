@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "operations",
     [
-        "norm or silu or rope or step",
+        "norm or silu or rope or step or sums",
         "prefill or blocks",
         "decode",
         "sampling or filters",
