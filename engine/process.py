@@ -22,7 +22,7 @@ from headrace.engine.request import EngineStats, ModelInfo, Request, StepOutput
 
 STATS_EVERY_S = 0.25
 IDLE_WAIT_S = 1.0
-CLOSE_GRACE_S = 10.0
+CLOSE_GRACE_S = 2.0  # commands are looked at between steps, and a step of a long prompt on a CPU takes longer
 
 
 class EngineProcess:
