@@ -58,7 +58,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_checkout_has_the_packages_that_these_tests_are_about() -> None:
-    assert {"client", "engine", "kernels", "ledger", "migrations", "schemas", "worker"} == set(PACKAGES)
+    assert {"client", "engine", "kernels", "ledger", "migrations", "schemas", "store", "worker"} == set(
+        PACKAGES
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
