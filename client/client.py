@@ -1,5 +1,6 @@
 """What a pipeline imports: submit jobs, cancel them, follow their results."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +23,14 @@ from headrace.schemas import (
     ControlMessage,
     JobResult,
     Topics,
+    UnreadableResult,
     uuid7,
 )
 from headrace.schemas.envelope import MAX_ID_CHARS
 from headrace.schemas.ids import key_meant
+from headrace.store import StoreError, open_store
+
+log = logging.getLogger(__name__)
 
 # A record travels with its headers and its batch's framing, and a broker's limit is on the whole.
 _FRAMING = 64 * 1024
@@ -53,7 +58,8 @@ class Client:
     """A producer's side of Headrace. For one thread; close it, or use it as a context.
 
     bootstrap: Kafka's bootstrap servers. tenant: on whose behalf. kafka: more settings for librdkafka (security, or
-    ``message.max.bytes`` where the broker's topics take more than 1 MB).
+    ``message.max.bytes`` where the broker's topics take more than 1 MB). result_store: where the workers keep results
+    too large for a message, a directory or ``s3://bucket/prefix``.
     """
 
     def __init__(
@@ -63,7 +69,9 @@ class Client:
         *,
         tenant: str = "default",
         kafka: Mapping[str, Any] | None = None,
+        result_store: str | None = None,
     ) -> None:
+        self._store = None if result_store is None else open_store(result_store)
         self.topics = topics or Topics()
         self.tenant = tenant
         self._kafka = {"bootstrap.servers": bootstrap, **(kafka or {})}
@@ -154,10 +162,24 @@ class Client:
         """Results of a batch as they come, each (id, run) once, from the batch's opening on.
 
         Ends when the batch is closed and as many of its records have ended as were sent; or when nothing has come for
-        ``idle_timeout`` seconds. Raises BrokerUnreachable and TopicMissing.
+        ``idle_timeout`` seconds. A result too large for a message is read from the results store; one that cannot be
+        read there comes as it was published, with ``result_ref`` instead of its answers. Raises BrokerUnreachable and
+        TopicMissing.
         """
         batch_id = batch if isinstance(batch, str) else batch.batch_id
-        return Follower(self._kafka, self.topics, self.tenant, batch_id).results(idle_timeout)
+        return map(
+            self._whole, Follower(self._kafka, self.topics, self.tenant, batch_id).results(idle_timeout)
+        )
+
+    def _whole(self, result: JobResult) -> JobResult:
+        reference = result.result_ref
+        if reference is None or self._store is None:
+            return result
+        try:
+            return JobResult.decode(self._store.read(reference.uri, reference.bytes, reference.sha256))
+        except (StoreError, UnreadableResult) as error:
+            log.warning("the result of job %s is not read: %s", result.id, error)
+            return result
 
     def close(self) -> None:
         """Send what is still buffered. Raises DeliveryFailed."""

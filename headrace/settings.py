@@ -107,6 +107,13 @@ class Settings(BaseSettings):
     grace_seconds: float = Field(
         30.0, ge=0, description="how long a stopping worker lets running jobs finish"
     )
+    result_store: str | None = Field(
+        None,
+        description="directory, or s3://bucket/prefix (gs, az), of results too large for a message; workers and readers alike",
+    )
+    max_result_bytes: int = Field(
+        900_000, gt=0, description="of a result as a Kafka message; keep it 100 KB below what the topic takes"
+    )
     dead_letter_limit: int = Field(
         1000,
         ge=0,

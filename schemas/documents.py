@@ -22,7 +22,7 @@ from headrace.schemas.control import BatchClosed, BatchOpened, CancelBatch, Canc
 from headrace.schemas.errors import ErrorCode
 from headrace.schemas.job import FEATURES, PromptJob
 from headrace.schemas.options import NOT_YET
-from headrace.schemas.result import Choice, JobError, JobResult, Timings, TokenLogprob, Usage
+from headrace.schemas.result import Choice, JobError, JobResult, Reference, Timings, TokenLogprob, Usage
 from headrace.schemas.sampling import Sampling
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -132,6 +132,7 @@ def _result_fields() -> Iterator[tuple[str, str]]:
         (JobResult, ""),
         (Choice, "choices[]."),
         (TokenLogprob, "choices[].logprobs[]."),
+        (Reference, "result_ref."),
         (Usage, "usage."),
         (Timings, "timings."),
         (JobError, "error."),

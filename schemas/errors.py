@@ -97,7 +97,11 @@ class ErrorCode(StrEnum):
         "A defect in Headrace; the worker's log has the details.",
     )
     LEDGER_REJECTED = "ledger_rejected", Outcome.FAILED, "Postgres refused the job's row."
-    RESULT_TOO_LARGE = "result_too_large", Outcome.FAILED, "The result does not fit a Kafka message."
+    RESULT_TOO_LARGE = (
+        "result_too_large",
+        Outcome.FAILED,
+        "The result does not fit a Kafka message, and there is no store for larger ones.",
+    )
     CANCELLED = "cancelled", Outcome.CANCELLED, "The job or its batch was cancelled."
     DEADLINE_EXCEEDED = "deadline_exceeded", Outcome.EXPIRED, "The deadline passed before the job ended."
 

@@ -147,6 +147,14 @@ class JobError(BaseModel):
     )
 
 
+class Reference(BaseModel):
+    """Where a body too large for a message is kept, and how to tell that it is the right one."""
+
+    uri: str = Field(description="Where it is: under the results store of this installation.")
+    bytes: int = Field(description="How many bytes it has.")
+    sha256: str = Field(description="The SHA-256 of its bytes, in hexadecimal.")
+
+
 class JobResult(BaseModel):
     """How one run of a job ended."""
 
@@ -169,6 +177,10 @@ class JobResult(BaseModel):
     state: JobState = Field(description="A terminal state.")
     choices: list[Choice] = Field(
         default_factory=list, exclude_if=_is_empty, description="The answers; none unless succeeded."
+    )
+    result_ref: Reference | None = Field(
+        default=None,
+        description="Where the whole result is, if it is too large for a message: then `choices` are only there.",
     )
     usage: Usage = Field(default_factory=Usage, description="What it cost.")
     timings: Timings = Field(default_factory=Timings, description="When, and how long.")
@@ -200,6 +212,10 @@ class JobResult(BaseModel):
         """The value of the result's record, and the body in the job table: JSON that jsonb takes."""
         return dump(self.model_dump(exclude_none=True))
 
+    def kept_at(self, reference: Reference) -> Self:
+        """This result without its answers, saying where the whole of it is."""
+        return self.model_copy(update={"choices": [], "result_ref": reference})
+
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """The result in a record's value. Raises UnreadableResult."""
@@ -211,6 +227,9 @@ class JobResult(BaseModel):
     def to_openai(self) -> dict[str, Any]:
         """The result as a line of OpenAI's batch output (succeeded) or error file (every other state)."""
         line = {"id": f"batch_req_{self.id}", "custom_id": self.custom_id}
+        if self.result_ref is not None:
+            message = f"the result was not read from where it is kept: {self.result_ref.uri}"
+            return {**line, "response": None, "error": {"code": "result_not_read", "message": message}}
         if self.state is JobState.SUCCEEDED:
             body = self._chat_body() if self.kind is JobKind.CHAT else self._completion_body()
             response = {"status_code": 200, "request_id": str(self.id), "body": body}

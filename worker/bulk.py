@@ -2,7 +2,7 @@
 
 So a quiet worker writes at once, a busy one writes hundreds of rows a call, and no wait is ever configured. While
 Postgres is away the batch is tried again and again, and what comes meanwhile gathers behind it; that is bounded
-because every item belongs to a delivery, and consumers pause on those.
+because every item belongs to a delivery, and consumers pause on those. The results store is called in the same way.
 """
 
 import logging
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from headrace.ledger.errors import LedgerUnavailable
+from headrace.store import StoreUnavailable
 from headrace.worker.metrics import CallMeter
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ R = TypeVar("R")
 
 MOST = 1000  # items a call: a few milliseconds of Postgres
 AGAIN_AFTER_S = 1.0
+AWAY = {LedgerUnavailable: "Postgres", StoreUnavailable: "the results store"}
 
 
 class BulkCall(Generic[I, R]):
@@ -101,7 +103,7 @@ class BulkCall(Generic[I, R]):
             return batch
 
     def _insist(self, batch: list[I]) -> tuple[R] | None:
-        """Call until Postgres answers; None if told to stop first."""
+        """Call until there is an answer; None if told to stop first."""
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -109,9 +111,10 @@ class BulkCall(Generic[I, R]):
                 if self._meter is not None:
                     self._meter.done(time.monotonic() - began, len(batch))
                 return (result,)
-            except LedgerUnavailable as error:
+            except tuple(AWAY) as error:
                 if self._meter is not None:
                     self._meter.unavailable()
-                log.warning("%s: %d items wait for Postgres: %s", self.name, self.pending, error)
+                whom = AWAY[type(error)]
+                log.warning("%s: %d items wait for %s: %s", self.name, self.pending, whom, error)
                 self._stopping.wait(AGAIN_AFTER_S)
         return None

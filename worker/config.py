@@ -12,6 +12,8 @@ from headrace.schemas.kafka_properties import for_consumer, for_producer
 from headrace.worker.admission import Tier, default_tiers
 from headrace.worker.brake import DeadLetterLimit
 
+MOST_MESSAGE_BYTES = 20_000_000
+
 
 def unique_name() -> str:
     """Host, process and a random part: an attempt of a former life of this worker must not look like one of this."""
@@ -26,7 +28,8 @@ class WorkerConfig:
     jobs come from and results go. tiers: how each of ``topics.tiers`` is served; by default as default_tiers says.
     model_names: further names that jobs may call the engine's model by. max_in_flight: jobs in the engine at once,
     those that wait inside it included: enough for its slots and a window to plan over. max_held_bytes: records kept in
-    memory, for each tier. max_result_bytes: larger results fail (Kafka would not take them). grace_s: how long what
+    memory, for each tier. max_result_bytes: of a result on the results topic; larger ones go to result_store (a directory or
+    ``s3://bucket/prefix``) or, without one, fail. grace_s: how long what
     runs may go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead.
     name: unique to this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer).
     health_port: serves /live, /ready, /status and /metrics; None for none, 0 for any. dead_letters: beyond how many the worker
@@ -42,6 +45,7 @@ class WorkerConfig:
     max_in_flight: int = 256
     max_held_bytes: int = 64 * 1024 * 1024
     max_result_bytes: int = 900_000
+    result_store: str | None = None
     grace_s: float = 30.0
     alive_s: float = 15.0
     health_port: int | None = None
@@ -77,8 +81,8 @@ class WorkerConfig:
         return {"group.id": group, **protocol, **for_consumer(self.client())}
 
     def producer(self) -> dict[str, Any]:
-        """Properties of the producer."""
-        return for_producer(self.client())
+        """Properties of the producer. What a topic takes is for the broker to say: dead letters are as they came."""
+        return {"message.max.bytes": MOST_MESSAGE_BYTES, **for_producer(self.client())}
 
     def control(self) -> dict[str, Any]:
         """Properties of the control topic's consumer."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from headrace.engine.text import TextCompletion
 from headrace.ledger import Finished, Ledger, OutcomeRow, StoredJob
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState
+from headrace.store import open_store
 from headrace.worker import translate
 from headrace.worker.brake import Brake
 from headrace.worker.bulk import BulkCall
@@ -20,7 +21,9 @@ from headrace.worker.held import Held
 from headrace.worker.job import Job, Rejection, Stage, reject
 from headrace.worker.metrics import Metrics
 from headrace.worker.publisher import Publisher
-from headrace.worker.results import dead_letter_reason, outcome, result_record
+from headrace.worker.results import LargeBody, dead_letter_reason, outcome, result_record
+
+MOST_KEPT_BYTES = 256 * 1024 * 1024
 
 VERDICTS = {
     JobState.CANCELLED: JobError(code=ErrorCode.CANCELLED, message="the job or its batch was cancelled"),
@@ -53,6 +56,9 @@ class Outcomes:
         self._held, self._metrics, self._look_up = held, metrics, look_up
         self._publisher = Publisher(config.producer())
         self._finishes = BulkCall("finish", self._call_finish, wake, meter=metrics.call("finish"))
+        self._store = None if config.result_store is None else open_store(config.result_store)
+        self._keeps = BulkCall("keep", self._call_keep, wake, most=1)
+        self._kept_bytes = 0  # of large results on their way to the store
         self._rejects = BulkCall("reject", self._call_reject, wake, meter=metrics.call("reject"))
 
     # --- ends -------------------------------------------------------------------------------------------------------
@@ -88,7 +94,7 @@ class Outcomes:
 
     def publish_stored(self, job: Job, stored: StoredJob) -> None:
         """The job had ended before: only its publish may be missing."""
-        if stored.result is None:  # it is kept elsewhere, and whoever wrote the row has published where
+        if stored.result is None:  # its day has been dropped from the table meanwhile
             self._held.forget(job)
             return
         if stored.state is JobState.FAILED:
@@ -98,7 +104,10 @@ class Outcomes:
     # --- on their way -----------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Publish what has been written, and release what has been published."""
+        """Write what has been kept, publish what has been written, and release what has been published."""
+        for ((job, row, large),), _ in self._keeps.results():
+            self._kept_bytes -= len(large.body)
+            self._finishes.put([(job, row)])
         for ended, finished in self._finishes.results():
             for job, row in ended:
                 self._note_written(job, row, finished)
@@ -111,12 +120,18 @@ class Outcomes:
     @property
     def idle(self) -> bool:
         """Everything that has ended is in the table and on the topic."""
-        return self._finishes.idle and self._rejects.idle and not self._publisher.unconfirmed
+        calls = (self._keeps, self._finishes, self._rejects)
+        return all(call.idle for call in calls) and not self._publisher.unconfirmed
 
     @property
     def writing(self) -> int:
         """Results that Postgres does not have yet."""
-        return self._finishes.pending
+        return self._keeps.pending + self._finishes.pending
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the results store that no more should be made."""
+        return self._kept_bytes > MOST_KEPT_BYTES
 
     @property
     def unconfirmed(self) -> int:
@@ -125,6 +140,7 @@ class Outcomes:
 
     def close(self) -> None:
         """Forget what is on its way; its offsets are not committed, so it comes again."""
+        self._keeps.close()
         self._finishes.close()
         self._rejects.close()
         self._publisher.close()
@@ -134,7 +150,12 @@ class Outcomes:
         if job.dead_letter is not None:
             self._metrics.died(job.dead_letter.code)
         self.brake.note(dead=job.dead_letter is not None, now=time.monotonic())
-        self._finishes.put([(job, outcome(job, result, self._config.max_result_bytes))])
+        row, large = outcome(job, result, self._config.max_result_bytes, self._store)
+        if large is None:
+            self._finishes.put([(job, row)])
+        else:  # a row never refers to what is not there
+            self._kept_bytes += len(large.body)
+            self._keeps.put([(job, row, large)])
 
     def _unsuccessful(self, job: Job, state: JobState, error: JobError) -> JobResult:
         return translate.unsuccessful(
@@ -146,6 +167,11 @@ class Outcomes:
             run=job.run,
             attempt=job.attempt,
         )
+
+    def _call_keep(self, results: list[tuple[Job, OutcomeRow, LargeBody]]) -> None:
+        assert self._store is not None
+        for _, _, large in results:
+            self._store.write(large.name, large.body)
 
     def _call_finish(self, ended: list[tuple[Job, OutcomeRow]]) -> Finished:
         return self._ledger.finish([row for _, row in ended])

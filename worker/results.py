@@ -1,18 +1,53 @@
 """A result on its way out: the row that the job table gets, and the record that the results topic gets."""
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+
 from headrace.ledger.rows import OutcomeRow
-from headrace.schemas import ErrorCode, JobError, JobResult, JobState, clean_text, topics
+from headrace.schemas import ErrorCode, JobError, JobResult, JobState, Reference, clean_text, topics
+from headrace.store import Store
 from headrace.worker import translate
 from headrace.worker.job import Job
 from headrace.worker.publisher import Headers, Publication
 
 
-def outcome(job: Job, result: JobResult, max_bytes: int) -> OutcomeRow:
-    """The row of a result. One too large for Kafka fails here, before anything is written that says otherwise."""
-    body = result.encode()
+@dataclass(frozen=True, slots=True)
+class LargeBody:
+    """A result too large for a message, and its name in the results store."""
+
+    name: str
+    body: bytes
+
+
+def outcome(
+    job: Job, result: JobResult, max_bytes: int, store: Store | None
+) -> tuple[OutcomeRow, LargeBody | None]:
+    """The row of a result, and what has to be in the store before the row is written.
+
+    A result too large for a message is referred to. Without a store it fails here, before anything says otherwise.
+    """
+    body, large = result.encode(), None
     if len(body) > max_bytes:
-        result = _too_large(job, result, len(body), max_bytes)
+        if store is None:
+            result = _too_large(job, result, len(body), max_bytes)
+        else:
+            large, reference = _refer(result, body, store)
+            result = result.kept_at(reference)
         body = result.encode()
+    return _row(job, result, body), large
+
+
+def _refer(result: JobResult, body: bytes, store: Store) -> tuple[LargeBody, Reference]:
+    digest = sha256(body).hexdigest()
+    day = result.timings.submitted_at or datetime.fromtimestamp(0, UTC)
+    # By content as well: two attempts may both get this far, and the table then says whose body counts.
+    large = LargeBody(f"{day:%Y-%m-%d}/{result.id}-{result.run}-{digest[:16]}.json", body)
+    return large, Reference(uri=store.uri(large.name), bytes=len(body), sha256=digest)
+
+
+def _row(job: Job, result: JobResult, body: bytes) -> OutcomeRow:
+    reference = result.result_ref
     return OutcomeRow(
         job=job.row,
         state=result.state,
@@ -24,6 +59,9 @@ def outcome(job: Job, result: JobResult, max_bytes: int) -> OutcomeRow:
         completion_tokens=result.usage.completion_tokens,
         error_code=None if result.error is None else result.error.code,
         error=None if result.error is None else clean_text(result.error.message),
+        uri=None if reference is None else reference.uri,
+        size=None if reference is None else reference.bytes,
+        sha256=None if reference is None else bytes.fromhex(reference.sha256),
     )
 
 
@@ -45,7 +83,10 @@ def dead_letter_reason(body: bytes) -> JobError | None:
 
 
 def _too_large(job: Job, result: JobResult, size: int, max_bytes: int) -> JobResult:
-    message = f"the result has {size:,} bytes; at most {max_bytes:,} fit a message; ask for fewer tokens"
+    message = (
+        f"the result has {size:,} bytes, of which {max_bytes:,} fit a message: ask for fewer tokens, or have the"
+        " workers keep large results (HEADRACE_RESULT_STORE)"
+    )
     param = None if job.request is None else job.request.path_of("max_tokens")
     error = JobError(code=ErrorCode.RESULT_TOO_LARGE, message=message, param=param)
     failed = translate.unsuccessful(

@@ -310,7 +310,12 @@ class Worker:
     # --- 4. admission -----------------------------------------------------------------------------------------------
 
     def _choose(self, now: float) -> None:
-        if self._draining or not self._running.ready or (self._apart and self._attempts):
+        if (
+            self._draining
+            or not self._running.ready
+            or (self._apart and self._attempts)
+            or self._outcomes.full
+        ):
             return
         self._apart = False
         if not self._suspects:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headrace.local.state import Addresses
     from headrace.schemas import Topics
     from headrace.settings import Settings
+    from headrace.store import Store
 
 
 def load_settings(**options: Any) -> "Settings":
@@ -76,6 +77,13 @@ def open_client(settings: "Settings") -> "Client":
     return Client(
         bootstrap_servers(settings), topics(settings), tenant=settings.tenant, kafka=quiet_kafka(settings)
     )
+
+
+def result_store(settings: "Settings") -> "Store | None":
+    """Where results too large for a message are kept, if anywhere."""
+    from headrace.store import open_store
+
+    return None if settings.result_store is None else open_store(settings.result_store)
 
 
 def quiet_kafka(settings: "Settings") -> dict[str, Any]:

@@ -92,6 +92,15 @@ def _migrations(settings: "Settings") -> Finding:
     return Finding("migrations", True, "up to date")
 
 
+def _results(settings: "Settings") -> Finding:
+    store = context.result_store(settings)
+    if store is None:
+        text = "one too large for a message fails its job"
+        return Finding("results", None, text, "Set HEADRACE_RESULT_STORE where such answers are wanted.")
+    store.check()
+    return Finding("results", True, f"too large for a message go to {store.root}")
+
+
 def _workers(settings: "Settings") -> Finding:
     import psycopg
 
@@ -139,6 +148,7 @@ CHECKS: dict[str, Callable[["Settings"], Finding]] = {
     "topics": _topics,
     "database": _database,
     "migrations": _migrations,
+    "results": _results,
     "workers": _workers,
     "model": _model,
     "gpu": _gpu,

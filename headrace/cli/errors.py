@@ -35,6 +35,7 @@ class Rule:
 
 _DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
 _POSTGRES_URL = "It looks like postgresql://user:password@host:5432/database."
+_STORE = "Check HEADRACE_RESULT_STORE: a directory, or s3://bucket/prefix; `headrace doctor` tells more."
 _BROKER = "Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up; `headrace doctor` tells more."
 
 RULES = {
@@ -58,6 +59,9 @@ RULES = {
     "headrace.client.errors.TopicMissing": Rule(Exit.NOT_READY, "Run `headrace topics create`."),
     "headrace.client.errors.InvalidLine": Rule(Exit.USAGE, "Nothing after that line was sent."),
     "headrace.client.errors.InvalidName": Rule(Exit.USAGE, "Choose another."),
+    "headrace.store.errors.UnknownStore": Rule(Exit.USAGE, _STORE),
+    "headrace.store.errors.StoreNotInstalled": Rule(Exit.NOT_READY),
+    "headrace.store.errors.StoreUnavailable": Rule(Exit.UNAVAILABLE, _STORE),
     "headrace.engine.errors.ModelNotFound": Rule(Exit.NOT_FOUND),
     "headrace.engine.errors.UnsupportedModel": Rule(Exit.REFUSED),
     "headrace.engine.errors.BadCheckpoint": Rule(Exit.REFUSED),

@@ -11,7 +11,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
 from headrace.cli.output import Json, count, emit, fields, note, open_input, open_output
-from headrace.cli.results import Format, write_result, write_results
+from headrace.cli.results import Format, Reader, write_result, write_results
 from headrace.cli.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -139,26 +139,39 @@ def results(
     """Print results as JSON lines, one for each job of a batch that has ended or was rejected.
 
     With --follow they come as the jobs end, in the order in which they do. --json prints a summary to stdout, and so
-    needs --output.
+    needs --output. Results too large for a message are read from HEADRACE_RESULT_STORE; where one cannot be read its line
+    says where it is, and the command ends with 3.
     """
     if json and output in (None, "-"):
         raise Failure(
             Exit.USAGE, "--json prints a summary to stdout, where the results go.", "Add --output FILE."
         )
     settings = context.load_settings(tenant=tenant)
+    reader = Reader(context.result_store(settings))
     with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
         found = find(ledger, settings.tenant, target)
         with open_output(output) as out:
             if _is_batch(found):
-                written = write_results(ledger, settings.tenant, target, out, format, follow=wait, stop=stop)
+                written = write_results(
+                    ledger, settings.tenant, target, out, format, reader, follow=wait, stop=stop
+                )
             else:
-                written = write_result(ledger, found.id, out, format, follow=wait, stop=stop)
+                written = write_result(ledger, found.id, out, format, reader, follow=wait, stop=stop)
     if json:
-        emit({"target": target, "written": written, "output": output, "interrupted": stop.is_set()})
+        emit(
+            {
+                "target": target,
+                "written": written,
+                "not_read": len(reader.unread),
+                "output": output,
+                "interrupted": stop.is_set(),
+            }
+        )
     elif output not in (None, "-"):
         note(f"{count(written, 'result')} in {output}.")
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
+    reader.check()
 
 
 def cancel(

@@ -15,7 +15,7 @@ from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
 from headrace.cli.jobs import report_problems, send, show_batch
 from headrace.cli.output import Json, count, emit, fields, messages, note, open_input, open_output
-from headrace.cli.results import Format, write_results
+from headrace.cli.results import Format, Reader, write_results
 from headrace.cli.stopping import Stop, stop_on_signals
 
 if TYPE_CHECKING:
@@ -117,9 +117,17 @@ def run(
                 ledger, settings.tenant, submission.batch_id, stop,
                 expected=submission.expected, quiet=json, meanwhile=supervise,
             )  # fmt: skip
+            reader = Reader(context.result_store(settings))
             with open_output(str(target)) as out:
                 written = write_results(
-                    ledger, settings.tenant, submission.batch_id, out, format, follow=False, stop=Stop()
+                    ledger,
+                    settings.tenant,
+                    submission.batch_id,
+                    out,
+                    format,
+                    reader,
+                    follow=False,
+                    stop=Stop(),
                 )
     if json:
         emit({"batch": batch, "written": written, "output": str(target), "interrupted": stop.is_set()})
@@ -128,6 +136,7 @@ def run(
         note(f"{count(written, 'result')} in {target}.")
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
+    reader.check()
 
 
 @group.command()

@@ -6,8 +6,13 @@ from threading import Event
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.output import count
+
 if TYPE_CHECKING:
     from headrace.ledger import BatchProgress, Ledger, RejectionRow, StoredResult
+    from headrace.store import Store
 
 POLL_S = 1.0
 
@@ -19,8 +24,55 @@ class Format(StrEnum):
     OPENAI = "openai"
 
 
+class Reader:
+    """Reads results too large for a message from where they are kept.
+
+    unread: the ids of those that could not be read; why of the first.
+    """
+
+    def __init__(self, store: "Store | None") -> None:
+        self._store = store
+        self.unread: list[UUID] = []
+        self.why = ""
+
+    def read(self, result: "StoredResult") -> bytes:
+        """The encoded JobResult: the whole one, or where that cannot be had the one that refers to it."""
+        from headrace.schemas import JobResult
+        from headrace.store import StoreError
+
+        reference = JobResult.decode(result.body).result_ref if result.uri is not None else None
+        if reference is None:
+            return result.body
+        try:
+            if self._store is None:
+                raise StoreError("HEADRACE_RESULT_STORE is not set")
+            return self._store.read(reference.uri, reference.bytes, reference.sha256)
+        except StoreError as error:
+            self.why = self.why or str(error)
+            self.unread.append(result.id)
+            return result.body
+
+    def check(self) -> None:
+        """Raise Failure if any could not be read."""
+        if self.unread:
+            raise Failure(
+                Exit.NOT_FOUND,
+                f"{count(len(self.unread), 'result')} too large for a message could not be read from where they are"
+                f" kept; their lines say where (the first: {self.unread[0]}: {self.why}).",
+                "Set HEADRACE_RESULT_STORE to the store that the workers have, and see that it can be read.",
+            )
+
+
 def write_results(
-    ledger: "Ledger", tenant: str, batch_id: str, out: IO[bytes], format: Format, *, follow: bool, stop: Event
+    ledger: "Ledger",
+    tenant: str,
+    batch_id: str,
+    out: IO[bytes],
+    format: Format,
+    reader: Reader,
+    *,
+    follow: bool,
+    stop: Event,
 ) -> int:
     """Write what there is; with ``follow`` go on until the batch is complete. Returns the number of lines."""
     # Jobs do not end in the order of their ids, so each look reads all pages again; `seen` costs one id a job.
@@ -29,20 +81,20 @@ def write_results(
         began = time.monotonic()
         batch = ledger.batch(tenant, batch_id)  # before the results: a complete batch has them all
         if batch is not None and batch.done > len(seen):
-            _write_new(ledger, tenant, batch_id, out, format, seen, stop)
+            _write_new(ledger, tenant, batch_id, out, format, reader, seen, stop)
         if not follow or stop.is_set() or _complete(batch):
             return len(seen)
         stop.wait(max(POLL_S, 5 * (time.monotonic() - began)))
 
 
 def write_result(
-    ledger: "Ledger", id: UUID, out: IO[bytes], format: Format, *, follow: bool, stop: Event
+    ledger: "Ledger", id: UUID, out: IO[bytes], format: Format, reader: Reader, *, follow: bool, stop: Event
 ) -> int:
     """Write one job's result, waiting for it with ``follow``. Returns the number of lines, 0 or 1."""
     while (result := ledger.result(id)) is None:
         if not follow or stop.wait(POLL_S):
             return 0
-    out.write(_result_line(result, format))
+    out.write(_result_line(reader.read(result), format))
     out.flush()
     return 1
 
@@ -52,13 +104,20 @@ def _complete(batch: "BatchProgress | None") -> bool:
 
 
 def _write_new(
-    ledger: "Ledger", tenant: str, batch_id: str, out: IO[bytes], format: Format, seen: set[Any], stop: Event
+    ledger: "Ledger",
+    tenant: str,
+    batch_id: str,
+    out: IO[bytes],
+    format: Format,
+    reader: Reader,
+    seen: set[Any],
+    stop: Event,
 ) -> None:
     for result in ledger.results(tenant, batch_id):
         if stop.is_set():
             break
         if _add(seen, result.id):
-            out.write(_result_line(result, format))
+            out.write(_result_line(reader.read(result), format))
     for rejection in ledger.rejections(tenant, batch_id):
         if _add(seen, (rejection.src_topic, rejection.src_partition, rejection.src_offset)):
             out.write(_rejection_line(rejection, format))
@@ -72,14 +131,14 @@ def _add(seen: set[Any], key: UUID | tuple[str, int, int]) -> bool:
     return len(seen) > before
 
 
-def _result_line(result: "StoredResult", format: Format) -> bytes:
+def _result_line(body: bytes, format: Format) -> bytes:
     import orjson
 
     from headrace.schemas import JobResult
 
     if format is Format.OPENAI:
-        return orjson.dumps(JobResult.decode(result.body).to_openai()) + b"\n"
-    return result.body + b"\n"
+        return orjson.dumps(JobResult.decode(body).to_openai()) + b"\n"
+    return body + b"\n"
 
 
 def _rejection_line(row: "RejectionRow", format: Format) -> bytes:

@@ -84,6 +84,8 @@ def worker_config(settings: "Settings") -> "WorkerConfig":
         group_protocol=settings.group_protocol,
         model_names=settings.model_names,
         max_in_flight=settings.max_in_flight,
+        max_result_bytes=settings.max_result_bytes,
+        result_store=settings.result_store,
         grace_s=settings.grace_seconds,
         alive_s=settings.alive_seconds,
         health_port=settings.health_port,

@@ -2,6 +2,9 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from threading import Event
 from uuid import UUID, uuid4
 
@@ -9,9 +12,12 @@ import orjson
 import pytest
 
 from headrace.cli import results
-from headrace.cli.results import Format, write_results
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.results import Format, Reader, write_results
 from headrace.ledger import BatchProgress, BatchState, RejectionRow, StoredResult
-from headrace.schemas import Choice, JobResult, JobState
+from headrace.schemas import Choice, JobResult, JobState, Reference
+from headrace.store import Store, open_store
 
 
 class Table:
@@ -48,9 +54,13 @@ class Table:
         return [RejectionRow("t", 0, n, "default", "invalid_json", "not JSON") for n in range(self.rejected)]
 
 
-def write(table: Table, format: Format = Format.JSONL, *, follow: bool = False) -> list[dict[str, object]]:
+def write(
+    table: Table, format: Format = Format.JSONL, *, follow: bool = False, reader: Reader | None = None
+) -> list[dict[str, object]]:
     out = io.BytesIO()
-    count = write_results(table, "default", "b", out, format, follow=follow, stop=Event())  # type: ignore[arg-type]
+    count = write_results(
+        table, "default", "b", out, format, reader or Reader(None), follow=follow, stop=Event()
+    )  # type: ignore[arg-type]
     lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
     assert len(lines) == count
     return lines
@@ -81,3 +91,54 @@ def test_openais_format_has_a_response_or_an_error() -> None:
     assert answered["error"] is None
     assert rejected["response"] is None
     assert rejected["error"]["code"] == "invalid_json"  # type: ignore[index]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path))
+
+
+def kept_elsewhere(table: Table, store: Store) -> None:
+    """Make the table refer to its first result."""
+    row = table.rows[0]
+    reference = Reference(
+        uri=store.uri("large.json"), bytes=len(row.body), sha256=sha256(row.body).hexdigest()
+    )
+    store.write("large.json", row.body)
+    body = JobResult.decode(row.body).kept_at(reference).encode()
+    table.rows[0] = replace(row, body=body, uri=reference.uri)
+
+
+@pytest.mark.parametrize("format", Format)
+def test_a_large_result_is_read_from_where_it_is_kept(store: Store, format: Format) -> None:
+    table, reader = Table(2, [2]), Reader(store)
+    whole = write(Table(2, [2]), format)
+    kept_elsewhere(table, store)
+    lines = write(table, format, reader=reader)
+    texts = [str(line).partition("answer 0")[1] for line in lines]
+    assert texts == [str(line).partition("answer 0")[1] for line in whole]
+    reader.check()
+
+
+@pytest.mark.parametrize("fault", ["no store", "gone", "altered", "elsewhere"])
+def test_a_large_result_that_cannot_be_read_is_a_line_that_says_where_it_is(
+    fault: str, store: Store, tmp_path: Path
+) -> None:
+    table = Table(2, [2])
+    kept_elsewhere(table, store)
+    file = tmp_path / "large.json"
+    if fault == "gone":
+        file.unlink()
+    elif fault == "altered":
+        file.write_bytes(file.read_bytes().replace(b"answer", b"ANSWER"))
+    elif fault == "elsewhere":
+        store = open_store(str(tmp_path / "another"))
+    for format in Format:
+        reader = Reader(None if fault == "no store" else store)
+        other, large = write(table, format, reader=reader)
+        assert "answer 1" in str(other)
+        assert table.rows[0].uri in str(large)
+        assert large.get("response") is None
+        with pytest.raises(Failure, match="1 result too large") as failure:
+            reader.check()
+        assert failure.value.exit_code is Exit.NOT_FOUND

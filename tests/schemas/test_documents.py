@@ -130,10 +130,13 @@ def test_the_table_of_errors_has_every_code() -> None:
 
 def test_the_json_on_the_page_is_what_it_says() -> None:
     values = [orjson.loads(block) for block in re.findall(r"```json\n(.*?)```", MESSAGES, re.DOTALL)]
-    job, line, result = values
+    job, line, result, reference = values
     assert str(parse_job(orjson.dumps(job), None, SOURCE).envelope.id) == result["id"]
     assert parse_job(orjson.dumps(line), None, SOURCE).custom_id == "q-1"
     assert orjson.loads(JobResult.decode(orjson.dumps(result)).encode()) == result
+    referred = JobResult.decode(orjson.dumps(reference))
+    assert referred.result_ref is not None
+    assert str(referred.id) in referred.result_ref.uri
 
 
 def test_every_control_message_on_the_page_can_be_sent() -> None:

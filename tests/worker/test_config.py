@@ -13,6 +13,7 @@ def test_each_client_is_told_what_its_kind_may_have() -> None:
         "bootstrap.servers": "127.0.0.1:1",
         "client.id": config.name,
         "reconnect.backoff.ms": 500,
+        "message.max.bytes": 20_000_000,
         "security.protocol": "PLAINTEXT",
         "linger.ms": "7",
     }

@@ -142,18 +142,6 @@ def test_a_retriable_error_is_tried_again_until_it_passes(line: Pipeline) -> Non
     assert line.query("SELECT count(*) FROM attempts WHERE ended_at IS NULL OR died") == [(0,)]
 
 
-def test_a_result_too_large_for_a_message_fails_with_a_code(line: Pipeline) -> None:
-    worker = line.start_worker(max_result_bytes=4000)
-    id = line.submit("long " * 1000)
-    line.wait_terminal(1)
-    ((result,),) = line.results(1).values()
-    worker.close()
-
-    assert line.rows() == {id: "failed"}
-    assert result.error is not None
-    assert result.error.code == ErrorCode.RESULT_TOO_LARGE
-
-
 def test_the_trace_of_a_job_goes_on_with_its_result(line: Pipeline) -> None:
     worker = line.start_worker()
     trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -1,0 +1,148 @@
+"""Results too large for a message: kept in the store, and referred to from table and topic alike."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline import Pipeline
+
+from headrace.client import Client
+from headrace.schemas import BatchClosed, ErrorCode, JobResult, JobState
+from headrace.store import open_store
+from headrace.worker import outcomes
+
+LONG = "long " * 2000
+LIMIT = 4000
+
+
+def files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*.json") if path.is_file()]
+
+
+def stored(line: Pipeline) -> list[Any]:
+    return line.query("SELECT uri, bytes, encode(sha256, 'hex') FROM results WHERE uri IS NOT NULL")
+
+
+def test_a_large_result_is_kept_and_both_table_and_topic_say_where(line: Pipeline, tmp_path: Path) -> None:
+    worker = line.start_worker(max_result_bytes=LIMIT, result_store=str(tmp_path))
+    small, large = line.submit("short", batch_id="b"), line.submit(LONG, batch_id="b", metadata={"k": "v"})
+    line.wait_terminal(2)
+    results = line.results(2)
+    worker.close()
+
+    assert line.rows() == {small: "succeeded", large: "succeeded"}
+    (result,) = results[large]
+    assert (result.choices, result.metadata, result.usage.completion_tokens) == ([], {"k": "v"}, 4)
+    reference = result.result_ref
+    assert reference is not None
+    assert stored(line) == [(reference.uri, reference.bytes, reference.sha256)]
+    body = open_store(str(tmp_path)).read(reference.uri, reference.bytes, reference.sha256)
+    whole = JobResult.decode(body)
+    assert whole.choices[0].text == f"echo: {LONG}"
+    assert whole.kept_at(reference) == result
+    assert results[small][0].result_ref is None
+    assert len(files(tmp_path)) == 1
+    (table,) = line.query("SELECT body FROM results WHERE uri IS NOT NULL")
+    assert "choices" not in table[0]
+
+
+def test_following_a_batch_gives_large_results_whole(line: Pipeline, tmp_path: Path) -> None:
+    worker = line.start_worker(max_result_bytes=LIMIT, result_store=str(tmp_path))
+    for prompt in ("short", LONG):
+        line.submit(prompt, batch_id="b")
+    line.wait_terminal(2)
+    line.control(BatchClosed(batch_id="b", expected=2))
+    worker.close()
+
+    def follow(store: Path | None) -> set[tuple[bool, str]]:
+        root = None if store is None else str(store)
+        with Client(line.bootstrap, line.topics, result_store=root) as client:
+            found = list(client.follow_results("b", idle_timeout=20))
+        assert len(found) == 2
+        return {(each.result_ref is None, "".join(choice.text for choice in each.choices)) for each in found}
+
+    assert follow(tmp_path) == {(True, "echo: short"), (True, f"echo: {LONG}")}
+    assert follow(None) == {(True, "echo: short"), (False, "")}
+    for file in files(tmp_path):
+        file.write_bytes(b"somebody was here")
+    assert follow(tmp_path) == {(True, "echo: short"), (False, "")}
+
+
+def test_a_store_that_is_away_keeps_large_results_waiting_and_no_others(
+    line: Pipeline, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    worker = line.start_worker(max_result_bytes=LIMIT, result_store=str(store))
+    store.rmdir()
+    store.write_text("in the way")
+    large = {line.submit(LONG + str(n)) for n in range(5)}
+    line.wait_for(lambda: worker.worker.status().finishing == 5)
+    small = {line.submit(f"prompt {n}") for n in range(20)}
+    line.wait_terminal(20)
+    assert {id for id, state in line.rows().items() if state == "succeeded"} == small
+    store.unlink()
+    line.wait_terminal(25)
+    line.wait_for(lambda: line.lag() == 0)
+    worker.close()
+
+    results = line.results(25)
+    assert line.rows() == dict.fromkeys(large | small, "succeeded")
+    assert all(results[id][0].result_ref for id in large)
+    assert len(files(store)) == len(stored(line)) == 5
+    assert len(worker.engine.seen) == 25
+
+
+def test_too_much_that_waits_for_the_store_lets_no_more_jobs_start(
+    line: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "MOST_KEPT_BYTES", LIMIT)
+    store = tmp_path / "store"
+    worker = line.start_worker(max_result_bytes=LIMIT, result_store=str(store))
+    store.rmdir()
+    store.write_text("in the way")
+    line.submit(LONG)
+    line.wait_for(lambda: worker.worker.status().finishing == 1)
+    line.submit("short")
+    line.wait_for(lambda: sum(worker.worker.status().waiting.values()) == 1)
+    assert len(worker.engine.seen) == 1
+    store.unlink()
+    line.wait_terminal(2)
+    worker.close()
+    assert line.states() == {"succeeded": 2}
+
+
+def test_a_large_result_that_comes_again_is_published_again_as_it_was(line: Pipeline, tmp_path: Path) -> None:
+    first = line.start_worker(max_result_bytes=LIMIT, result_store=str(tmp_path))
+    id = line.submit(LONG)
+    line.wait_terminal(1)
+    line.results(1)
+    first.close()
+    line.forget_offsets("standard")
+
+    second = line.start_worker()  # one that has no store: what is published is what the table holds
+    line.wait_for(lambda: line.lag() == 0)
+    copies = line.take(line.topics.results, 2)
+    second.close()
+
+    assert second.engine.seen == []
+    result, again = (JobResult.decode(copy.value()) for copy in copies)
+    assert result == again
+    assert (result.id, result.state) == (id, JobState.SUCCEEDED)
+    assert result.result_ref is not None
+
+
+def test_without_a_store_a_large_result_fails_and_says_what_to_set(line: Pipeline) -> None:
+    worker = line.start_worker(max_result_bytes=LIMIT)
+    body = {"prompt": LONG, "max_tokens": 5}
+    line.send({"custom_id": "openai", "url": "/v1/completions", "body": body})
+    line.send({"custom_id": "ours", "prompt": LONG})
+    line.wait_terminal(2)
+    found = {result.custom_id: result.error for (result,) in line.results(2).values()}
+    worker.close()
+
+    assert line.states() == {"failed": 2}
+    for custom_id, param in (("ours", "sampling.max_tokens"), ("openai", "body.max_tokens")):
+        error = found[custom_id]
+        assert error is not None
+        assert (error.code, error.param) == (ErrorCode.RESULT_TOO_LARGE, param)
+        assert "HEADRACE_RESULT_STORE" in error.message
