@@ -7,9 +7,9 @@ environment. ``KAFKA_BOOTSTRAP_SERVERS`` and ``DATABASE_URL`` keep the names tha
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "HEADRACE_"
@@ -32,10 +32,27 @@ def default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headrace"
 
 
+class TierSettings(BaseModel):
+    """One tier's knobs; None leaves the default, which depends on the tier's place."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    floor: float | None = Field(default=None, ge=0, lt=1)
+    promote_after_seconds: float | None = Field(default=None, gt=0, description="inf: never")
+    reserve: float | None = Field(default=None, ge=0, lt=1)
+    preempts: bool | None = None
+    max_preemptions: int | None = Field(default=None, ge=0)
+    tenant_limit: int | None = Field(default=None, ge=1)
+    prefetch: int | None = Field(default=None, ge=1)
+
+
 class Settings(BaseSettings):
     """Every knob, with its default. Tokens and seconds unless the name says otherwise."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", env_ignore_empty=True, extra="ignore", frozen=True
+    )
 
     kafka_bootstrap_servers: str | None = Field(
         None,
@@ -59,6 +76,10 @@ class Settings(BaseSettings):
     )
     tiers: CommaSeparated = Field(
         ("interactive", "standard", "bulk"), description="tiers, most urgent first, comma separated"
+    )
+    tier: dict[str, TierSettings] = Field(
+        default_factory=dict,
+        description="how one tier is served, each knob by itself, e.g. HEADRACE_TIER__BULK__FLOOR; see Tiers below",
     )
     tenant: str = Field("default", description="tenant of jobs that name none")
 
@@ -147,11 +168,29 @@ class Settings(BaseSettings):
             raise ValueError("name at least one tier, e.g. standard")
         return value
 
+    @model_validator(mode="after")
+    def _no_other_tiers(self) -> Self:
+        for name in self.tier.keys() - {_in_a_variable(tier) for tier in self.tiers}:
+            raise ValueError(
+                f"{PREFIX}TIER__{name.upper()}__... is about no tier; there are {', '.join(self.tiers)}"
+            )
+        return self
 
-def variable(field: str) -> str:
-    """The environment variable that sets ``field``."""
+    def of_tier(self, name: str) -> TierSettings:
+        """What is set for one of ``tiers``."""
+        return self.tier.get(_in_a_variable(name), TierSettings())
+
+
+def variable(field: str, *below: str | int) -> str:
+    """The environment variable that sets ``field``, or what lies ``below`` in it."""
     alias = Settings.model_fields[field].validation_alias
-    return alias if isinstance(alias, str) else f"{PREFIX}{field.upper()}"
+    name = alias if isinstance(alias, str) else f"{PREFIX}{field.upper()}"
+    return "__".join([name, *(str(part).upper() for part in below)])
+
+
+def _in_a_variable(tier: str) -> str:
+    """A tier's name as a variable's name can hold it."""
+    return tier.lower().replace("-", "_").replace(".", "_")
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from headrace.cli import app
-from headrace.settings import Settings, variable
+from headrace.settings import Settings, TierSettings, variable
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -101,7 +101,8 @@ def setting_row(field: str) -> str:
     info = Settings.model_fields[field]
     default = "" if info.default_factory else info.default
     shown = ",".join(default) if isinstance(default, tuple) else "" if default is None else str(default)
-    name = "HEADRACE_KAFKA_<NAME>" if field == "kafka" else variable(field)
+    patterns = {"kafka": "HEADRACE_KAFKA_<NAME>", "tier": "HEADRACE_TIER__<TIER>__<KNOB>"}
+    name = patterns.get(field, variable(field))
     return f"| `{name}` | {f'`{shown}`' if shown else ''} | {info.description} |"
 
 
@@ -115,7 +116,9 @@ def test_the_settings_table_is_the_code_s() -> None:
 @pytest.mark.parametrize("path", MARKDOWN, ids=named)
 def test_settings_spoken_of_exist(path: Path) -> None:
     spoken = set(re.findall(r"\bHEADRACE_[A-Z_]*[A-Z]\b", path.read_text()))
-    unknown = spoken - {variable(field) for field in Settings.model_fields}
+    spoken = {re.sub(r"(?<=_TIER)__[A-Z]+__", "__", name) for name in spoken}  # whichever tier
+    known = {variable(field) for field in Settings.model_fields}
+    unknown = spoken - known - {variable("tier", knob) for knob in TierSettings.model_fields}
     assert {name for name in unknown if not re.match(r"HEADRACE_(KAFKA_|TEST_|VENV$)", name)} == set()
 
 

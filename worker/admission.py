@@ -1,200 +1,141 @@
-"""Which waiting job runs next: deficit round-robin over the tiers, charged in tokens; earliest deadline first inside.
+"""Which waiting job runs next: deficit round-robin over the tiers, charged in tokens.
 
 Each round gives every tier its share of tokens to spend, and within a round the higher tiers spend first. So a job of
 a tier that has been quiet runs at once, a saturated tier gets its share and no more, and no tier starves however long
-the others' backlog is. A tier that is empty saves nothing up. A job that has waited longer than its tier's
-``promote_after_s`` moves one tier up.
+the others' backlog is. A tier that is empty saves nothing up. A tier that has a reserve may have so many jobs in flight
+whoever's turn it is, and pays for them later. Which of a tier's jobs is next, ``tier_queue`` says. A job that has waited
+longer than its tier's ``promote_after_s`` moves one tier up, and counts there.
 
-Pure bookkeeping: the caller tells the time. Size is bounded by what the consumers may hold.
+Pure bookkeeping, without Kafka or engine: the caller tells the time. Size is bounded by what the consumers may hold.
 
 M. Shreedhar, G. Varghese: Efficient Fair Queuing Using Deficit Round-Robin, IEEE/ACM ToN 4(3), 1996.
 """
 
-import heapq
 import itertools
-from collections import deque
+import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic
+
+from headrace.worker.tier_queue import Owner, TierQueue, W
+from headrace.worker.tiers import Tier, check_together, shares
 
 ROUND_TOKENS = 16_384  # a round's tokens over all tiers; small enough to be fair within seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """How one tier is served. Order in the worker's configuration is rank: the first is the highest.
-
-    weight: share of the tokens while all tiers wait. floor: least share, in [0, 1), whatever the weights say.
-    promote_after_s: a job waiting longer moves one tier up; None for never. prefetch: records held at once, finished
-    ones whose publish is not confirmed included. reserve: of the worker's places in flight, so many are kept free for
-    this tier and those above it.
-    """
-
-    name: str
-    weight: float = 1.0
-    floor: float = 0.0
-    promote_after_s: float | None = None
-    prefetch: int = 1024
-    reserve: int = 0
-
-
-def default_tiers(names: Sequence[str]) -> tuple[Tier, ...]:
-    """Tiers for any set of names, highest first: each weighs four times the next, none gets under 5%."""
-    lowest = len(names) - 1
-    return tuple(
-        Tier(
-            name,
-            weight=4.0 ** (lowest - rank),
-            floor=0.05,
-            promote_after_s=600.0 * rank or None,
-            reserve=0 if rank == lowest else 2,
-        )
-        for rank, name in enumerate(names)
-    )
-
-
-class Waiting(Protocol):
-    """What admission needs to know of a job."""
-
-    @property
-    def cost(self) -> int:
-        """Tokens it is expected to take, prompt and answer."""
-
-    @property
-    def deadline_s(self) -> float | None:
-        """Seconds since the epoch."""
-
-    @property
-    def waiting(self) -> bool:
-        """False once it must not run any more: cancelled, expired, or its partition is another's."""
-
-
-W = TypeVar("W", bound=Waiting)
-
-
 @dataclass(eq=False, slots=True)
-class _Entry(Generic[W]):
-    job: W
-    since: float
-    moved: bool = False  # to the next tier up
-
-    @property
-    def stale(self) -> bool:
-        return self.moved or not self.job.waiting
-
-
-@dataclass(eq=False, slots=True)
-class _Queue(Generic[W]):
-    """One tier's jobs, by deadline and by age; stale entries leave when they come to the front."""
+class _Lane(Generic[W]):
+    """One tier. quantum: its tokens a round. credit: those left of this one. running: jobs that were taken from it."""
 
     tier: Tier
-    quantum: float  # tokens a round
-    credit: float
-    by_deadline: list[tuple[float, int, _Entry[W]]] = field(default_factory=list)
-    by_age: deque[_Entry[W]] = field(default_factory=deque)
-    compact_at: int = 1024
-
-    def front(self) -> W | None:
-        while self.by_deadline and self.by_deadline[0][2].stale:
-            heapq.heappop(self.by_deadline)
-        return self.by_deadline[0][2].job if self.by_deadline else None
-
-    def pop(self) -> W:
-        entry = heapq.heappop(self.by_deadline)[2]
-        entry.moved = True
-        return entry.job
-
-    def compact(self) -> None:
-        """Drop stale entries that hide behind live ones, now and then, so that memory follows what really waits."""
-        if max(len(self.by_deadline), len(self.by_age)) > self.compact_at:
-            self.by_deadline = [item for item in self.by_deadline if not item[2].stale]
-            heapq.heapify(self.by_deadline)
-            self.by_age = deque(entry for entry in self.by_age if not entry.stale)
-            self.compact_at = max(1024, 2 * len(self.by_deadline))
+    rank: int
+    queue: TierQueue[W]
+    quantum: int
+    credit: int
+    reserve: int
+    running: int = 0
 
 
 class Admission(Generic[W]):
-    """The jobs that wait, and the order they leave in."""
+    """The jobs that wait, the order they leave in, and how many of whose are in flight.
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
-        shares = _shares(tiers)
-        self._queues: list[_Queue[W]] = [
-            _Queue(tier, share * ROUND_TOKENS, share * ROUND_TOKENS)
-            for tier, share in zip(tiers, shares, strict=True)
-        ]
-        self._rank = {tier.name: rank for rank, tier in enumerate(tiers)}
-        self._order = itertools.count()
+    Args:
+        tiers: highest first. Raises ValueError where they promise more than there is.
+        places: how many jobs may be in flight at once.
+    """
 
-    def rank(self, tier: str) -> int:
-        """0 for the highest tier."""
-        return self._rank[tier]
+    def __init__(self, tiers: Sequence[Tier], places: int) -> None:
+        check_together(tiers, places)
+        self._barred: set[Owner] = set()  # owners with as many jobs in flight as they may have
+        self._lanes: list[_Lane[W]] = []
+        for rank, (tier, share) in enumerate(zip(tiers, shares(tiers), strict=True)):
+            patience = math.inf if rank == 0 else tier.promote_after_s
+            quantum = max(1, round(share * ROUND_TOKENS))
+            queue: TierQueue[W] = TierQueue(patience, self._barred)
+            self._lanes.append(_Lane(tier, rank, queue, quantum, quantum, tier.places(places)))
+        self._by_name = {lane.tier.name: lane for lane in self._lanes}
+        self._in_flight: dict[W, _Lane[W]] = {}
+        self._owned: Counter[Owner] = Counter()  # jobs in flight of owners that have a limit
 
-    def put(self, job: W, tier: str, now: float) -> None:
+    def put(self, job: W, now: float) -> None:
         """Let a job wait in its tier from ``now``."""
-        self._push(self._queues[self._rank[tier]], _Entry(job, now))
+        self._by_name[job.tier].queue.put(job, now)
 
     def take(self, room: int, now: float) -> list[W]:
-        """Up to ``room`` jobs to run next. The last places are for the tiers that reserve them."""
+        """Up to ``room`` jobs to run next; ``release`` each when it runs no more."""
         self._promote(now)
         taken: list[W] = []
-        while (queue := self._next(room - len(taken))) is not None:
-            job = queue.pop()
-            queue.credit -= job.cost
+        while len(taken) < room and (lane := self._next(room - len(taken))) is not None:
+            job = lane.queue.pop()
+            lane.credit = max(lane.credit - job.cost, -lane.quantum)  # the debt of a reserve ends somewhere
+            lane.running += 1
+            self._in_flight[job] = lane
+            self._count(job, 1)
             taken.append(job)
         return taken
 
+    def release(self, job: W) -> None:
+        """A job is in flight no more. One that was never taken is ignored."""
+        lane = self._in_flight.pop(job, None)
+        if lane is not None:
+            lane.running -= 1
+            self._count(job, -1)
+
+    def rank(self, job: W) -> int:
+        """The rank of the tier that a job runs in, 0 for the highest: its own, or the one it was promoted to."""
+        return self._in_flight.get(job, self._by_name[job.tier]).rank
+
     def waiting(self) -> dict[str, int]:
         """Jobs waiting in each tier."""
-        return {q.tier.name: sum(not entry.stale for _, _, entry in q.by_deadline) for q in self._queues}
+        return {lane.tier.name: len(lane.queue) for lane in self._lanes}
 
-    def _next(self, room: int) -> _Queue[W] | None:
+    def _next(self, room: int) -> _Lane[W] | None:
         """The tier whose turn it is, if any has a job and a place."""
-        fronts = [(queue, job) for queue in self._open(room) if (job := queue.front()) is not None]
-        while fronts:
-            for queue, job in fronts:
-                if queue.credit >= job.cost:
-                    return queue
-            self._new_round()
-        return None
+        waiting = [(lane, job) for lane in self._lanes if (job := lane.queue.first()) is not None]
+        if not waiting or waiting[0][0].rank > (lowest := self._lowest_open(room)):
+            return None
+        if all(job.cost > lane.credit for lane, job in waiting):
+            self._begin_round(min(-((lane.credit - job.cost) // lane.quantum) for lane, job in waiting))
+        able = next(lane for lane, job in waiting if job.cost <= lane.credit)
+        if able.rank <= lowest:
+            return able
+        # It could pay, and a reserve keeps it out: whose that is goes in its stead, and owes for it. A new round instead
+        # would let that one go first again, and again.
+        open_lanes = [lane for lane, _ in waiting if lane.rank <= lowest]
+        return next((lane for lane in open_lanes if lane.running < lane.reserve), open_lanes[0])
 
-    def _open(self, room: int) -> list[_Queue[W]]:
-        """The tiers that may use one of ``room`` free places: what higher tiers reserve is kept free of lower ones."""
-        allowed, kept = [], 0
-        for queue in self._queues:
-            if room > kept:
-                allowed.append(queue)
-            kept += queue.tier.reserve
-        return allowed
+    def _lowest_open(self, room: int) -> int:
+        """The rank down to which tiers may use one of ``room`` free places; those below would take what is reserved."""
+        for lane in self._lanes:
+            room -= max(0, lane.reserve - lane.running)
+            if room <= 0:
+                return lane.rank
+        return len(self._lanes) - 1
 
-    def _new_round(self) -> None:
-        for queue in self._queues:
-            queue.credit = queue.quantum + (queue.credit if queue.front() is not None else 0.0)
+    def _begin_round(self, rounds: int) -> None:
+        """Give out the tokens of so many rounds, after which somebody can pay."""
+        for lane in self._lanes:
+            waits = lane.queue.first() is not None
+            lane.credit = lane.credit + rounds * lane.quantum if waits else lane.quantum
 
     def _promote(self, now: float) -> None:
-        for above, queue in itertools.pairwise(self._queues):
-            patience = queue.tier.promote_after_s
-            while queue.by_age and (queue.by_age[0].stale or _overdue(queue.by_age[0], patience, now)):
-                entry = queue.by_age.popleft()
-                if not entry.stale:
-                    entry.moved = True
-                    self._push(above, _Entry(entry.job, now))
+        for above, lane in itertools.pairwise(self._lanes):
+            for job in lane.queue.overdue(now):
+                above.queue.put(job, now)
 
-    def _push(self, queue: _Queue[W], entry: _Entry[W]) -> None:
-        deadline = entry.job.deadline_s
-        key = float("inf") if deadline is None else deadline
-        heapq.heappush(queue.by_deadline, (key, next(self._order), entry))
-        queue.by_age.append(entry)
-        queue.compact()
-
-
-def _overdue(entry: _Entry[W], patience: float | None, now: float) -> bool:
-    return patience is not None and now - entry.since >= patience
-
-
-def _shares(tiers: Sequence[Tier]) -> list[float]:
-    """Each tier's part of a round: by weight, the floors first lifted and the rest scaled to what is left."""
-    total = sum(tier.weight for tier in tiers)
-    lifted = {tier.name: tier.floor for tier in tiers if tier.floor > tier.weight / total}
-    rest = sum(tier.weight for tier in tiers if tier.name not in lifted)
-    left = 1.0 - sum(lifted.values())
-    return [lifted.get(tier.name, left * tier.weight / rest if rest else 0.0) for tier in tiers]
+    def _count(self, job: W, change: int) -> None:
+        """Keep count of whose jobs are in flight, where that is limited."""
+        limit = self._by_name[job.tier].tier.tenant_limit
+        if limit is None:
+            return
+        owner = (job.tier, job.tenant)
+        self._owned[owner] += change
+        if self._owned[owner] >= limit:
+            self._barred.add(owner)
+        elif owner in self._barred:
+            self._barred.remove(owner)
+            for lane in self._lanes:
+                lane.queue.readmit(owner)
+        if not self._owned[owner]:
+            del self._owned[owner]

@@ -26,7 +26,8 @@ class Attempts:
     """The jobs in flight: those with an open attempt of this worker, from its row to its end.
 
     Args:
-        rank: a tier's rank, the engine's priority (0 is the highest).
+        rank: a job's rank, the engine's priority (0 is the highest).
+        release: told of each job that is in flight no more.
         look_up: asks the table about a job again.
         park: lets a job wait until a time.
         wake: set when ``turn`` has something to do.
@@ -40,14 +41,16 @@ class Attempts:
         outcomes: Outcomes,
         metrics: Metrics,
         *,
-        rank: Callable[[str], int],
+        rank: Callable[[Job], int],
+        release: Callable[[Job], None],
         look_up: Callable[[Job], None],
         park: Callable[[Job, float], None],
         wake: threading.Event,
     ) -> None:
         self._worker, self._running, self._ledger, self._outcomes = worker, running, ledger, outcomes
         self._metrics = metrics
-        self._rank, self._look_up, self._park, self._wake = rank, look_up, park, wake
+        self._rank, self._release = rank, release
+        self._look_up, self._park, self._wake = look_up, park, wake
         self._in_flight: dict[UUID, Job] = {}
         self._begun: list[Job] = []  # for the engine to take
         self._stopped: list[Job] = []  # for the engine to abort
@@ -82,7 +85,7 @@ class Attempts:
             self._drive_engine(now, wait)
         for returned, _ in self._returns.results():
             for job, _, until in returned:
-                del self._in_flight[job.row.id]
+                self._leave(job)
                 self._park(job, until)
 
     def give_back(self) -> None:
@@ -100,6 +103,10 @@ class Attempts:
         self._returns.close()
         self._running.close()
 
+    def _leave(self, job: Job) -> None:
+        del self._in_flight[job.row.id]
+        self._release(job)
+
     # --- before the engine ------------------------------------------------------------------------------------------
 
     def _call_begin(self, begun: list[tuple[Job, AttemptRow]]) -> Begun:
@@ -113,7 +120,7 @@ class Attempts:
                 self._metrics.started(job)
                 self._begun.append(job)
                 continue
-            del self._in_flight[id]
+            self._leave(job)
             if id in answer.refused:
                 self._outcomes.reject(job, ErrorCode.LEDGER_REJECTED, answer.refused[id])
             else:  # somebody was quicker: the table knows more now
@@ -142,9 +149,9 @@ class Attempts:
             if job.verdict is None and job.expired(now):
                 job.verdict = JobState.EXPIRED
             if job.verdict is None:
-                start.append((job, self._rank(job.tier)))
+                start.append((job, self._rank(job)))
             else:
-                del self._in_flight[job.row.id]
+                self._leave(job)
                 self._outcomes.end_as(job, job.verdict)
         if start:
             self._running.start(start)
@@ -161,7 +168,7 @@ class Attempts:
             self._metrics.retried(done.error.code)
             self._return([job], died=False, until=now + retry.wait_s(job.attempt))
             return
-        del self._in_flight[job.row.id]
+        self._leave(job)
         if job.verdict is not None and (aborted or done.error is not None):
             self._outcomes.end_as(job, job.verdict)
         elif done.error is not None:

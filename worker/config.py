@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from headrace.schemas import Topics
 from headrace.schemas.kafka_properties import for_consumer, for_producer
-from headrace.worker.admission import Tier, default_tiers
 from headrace.worker.brake import DeadLetterLimit
+from headrace.worker.tiers import Tier, check_together, default_tiers
 
 MOST_MESSAGE_BYTES = 20_000_000
 
@@ -57,8 +57,7 @@ class WorkerConfig:
             object.__setattr__(self, "tiers", default_tiers(self.topics.tiers))
         if tuple(tier.name for tier in self.tiers) != self.topics.tiers:
             raise ValueError(f"tiers must be those of the topics, in their order: {self.topics.tiers}")
-        if self.max_in_flight <= sum(tier.reserve for tier in self.tiers):
-            raise ValueError("max_in_flight must exceed what the tiers reserve, or the lowest never runs")
+        check_together(self.tiers, self.max_in_flight)
 
     @property
     def pool(self) -> str:

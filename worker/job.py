@@ -65,6 +65,10 @@ class Job:
         return self.row.tier
 
     @property
+    def tenant(self) -> str:
+        return self.row.tenant
+
+    @property
     def waiting(self) -> bool:
         """Whether it may still be admitted."""
         return self.stage is Stage.WAITING

@@ -74,7 +74,7 @@ class Worker:
 
         self._held = Held(lambda delivery: self._consumers[delivery.tier].release(delivery))
         self._lookups = BulkCall("lookup", self._call_lookup, self._wake, meter=self._metrics.call("lookup"))
-        self._admission: Admission[Job] = Admission(config.tiers)
+        self._admission: Admission[Job] = Admission(config.tiers, config.max_in_flight)
         self._suspects = suspects.Suspects()
         self._apart = False  # what is in flight is a group of suspects
         self._outcomes = Outcomes(config, model, ledger, self._held, self._metrics, self._look_up, self._wake)
@@ -85,6 +85,7 @@ class Worker:
             self._outcomes,
             self._metrics,
             rank=self._admission.rank,
+            release=self._admission.release,
             look_up=self._look_up,
             park=self._park,
             wake=self._wake,
@@ -255,7 +256,7 @@ class Worker:
         if suspects.runs_apart(stored):
             self._suspects.put(job, stored.group_size)
         else:
-            self._admission.put(job, job.tier, now)
+            self._admission.put(job, now)
 
     # --- 3. what is due ---------------------------------------------------------------------------------------------
 

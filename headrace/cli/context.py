@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 def load_settings(**options: Any) -> "Settings":
     """The environment's settings, with those ``options`` of the command line that are not None in their place."""
     from pydantic import ValidationError
+    from pydantic_settings import SettingsError
 
     from headrace.settings import Settings, variable
 
     try:
         return Settings(**{name: value for name, value in options.items() if value is not None})
+    except SettingsError as error:  # no JSON where JSON must be
+        raise Failure(Exit.USAGE, f"The environment is not usable: {error}.") from None
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0])
-        name = variable(field) if field in Settings.model_fields else field
+        if not first["loc"]:  # of several settings together
+            raise Failure(Exit.USAGE, f"{first['msg'].removeprefix('Value error, ')}.") from None
+        field, *below = first["loc"]
+        name = variable(str(field), *below) if field in Settings.model_fields else str(field)
         raise Failure(
             Exit.USAGE, f"{name} is not usable: {first['msg']}.", f"It is {first['input']!r} now."
         ) from None

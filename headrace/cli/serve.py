@@ -9,6 +9,7 @@ import typer
 from headrace.cli import context, logs
 from headrace.cli.engine import engine_config, open_engine, served_name
 from headrace.cli.stopping import stop_on_signals
+from headrace.cli.tiers import priorities, tiers
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
@@ -42,7 +43,9 @@ def worker(model: Model = None, device: Device = None) -> None:
     from headrace.worker import Worker
 
     name = served_name(settings)
-    engine = engine_config(settings)  # may download a model, which a signal ends as usual
+    engine = replace(
+        engine_config(settings), priorities=priorities(config.tiers)
+    )  # may download a model, which a signal ends as usual
     with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
         Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
 
@@ -72,14 +75,12 @@ def recorder() -> None:
 def worker_config(settings: "Settings") -> "WorkerConfig":
     """A worker's plain values."""
     from headrace.worker import WorkerConfig
-    from headrace.worker.admission import default_tiers
     from headrace.worker.brake import DeadLetterLimit
 
-    tiers = default_tiers(settings.tiers)
     return WorkerConfig(
         bootstrap=context.bootstrap_servers(settings),
         topics=context.topics(settings),
-        tiers=tuple(replace(tier, prefetch=settings.prefetch) for tier in tiers),
+        tiers=tiers(settings),
         kafka=settings.kafka,
         group_protocol=settings.group_protocol,
         model_names=settings.model_names,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from headrace.settings import Settings, child_environment, variable
+from headrace.settings import Settings, TierSettings, child_environment, variable
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +38,26 @@ def test_tiers_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_tiers_at_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TIERS", ",")
     with pytest.raises(ValidationError, match="at least one tier"):
+        Settings()
+
+
+def test_each_knob_of_a_tier_is_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TIERS", "fast,very-slow")
+    monkeypatch.setenv("HEADRACE_TIER__VERY_SLOW__FLOOR", "0.2")
+    monkeypatch.setenv("HEADRACE_TIER__VERY_SLOW__PREEMPTS", "false")
+    monkeypatch.setenv("HEADRACE_TIER__FAST__TENANT_LIMIT", "8")
+    settings = Settings()
+    assert settings.of_tier("very-slow") == TierSettings(floor=0.2, preempts=False)
+    assert settings.of_tier("fast").tenant_limit == 8
+
+
+def test_the_variable_that_is_wrong_can_be_named() -> None:
+    assert variable("tier", "bulk", "floor") == "HEADRACE_TIER__BULK__FLOOR"
+
+
+def test_a_knob_of_no_tier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TIER__BULC__FLOOR", "0.2")
+    with pytest.raises(ValidationError, match=r"BULC.*interactive, standard, bulk"):
         Settings()
 
 

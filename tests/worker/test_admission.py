@@ -1,38 +1,34 @@
-"""Shares between tiers, order inside one, promotion, reserves: on a clock of the test's own."""
+"""Shares between tiers, order inside one, promotion, reserves, limits: on a clock of the test's own."""
 
+import random
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from stub_job import StubJob
 
-from headrace.worker.admission import Admission, Tier, default_tiers
+from headrace.worker.admission import ROUND_TOKENS, Admission
+from headrace.worker.tiers import Tier, default_tiers, shares
 
-
-@dataclass(eq=False)
-class Stub:
-    tier: str = "bulk"
-    cost: int = 100
-    deadline_s: float | None = None
-    waiting: bool = True
-    name: str = ""
+PLACES = 256
 
 
-def admission(*tiers: Tier) -> Admission[Stub]:
-    return Admission(tiers)
+def admission(*tiers: Tier, places: int = PLACES) -> Admission[StubJob]:
+    return Admission(tiers, places)
 
 
-def fill(queue: Admission[Stub], tier: str, count: int, cost: int = 100) -> None:
+def fill(queue: Admission[StubJob], tier: str, count: int, cost: int = 100, tenant: str = "default") -> None:
     for _ in range(count):
-        queue.put(Stub(tier, cost), tier, 0.0)
+        queue.put(StubJob(tier, cost, tenant), 0.0)
 
 
-def drain(queue: Admission[Stub], tokens: int) -> Counter[str]:
-    """Take one at a time until so many tokens are spent; tokens by tier."""
+def drain(queue: Admission[StubJob], tokens: int) -> Counter[str]:
+    """Run one at a time until so many tokens are spent; tokens by tier."""
     spent: Counter[str] = Counter()
     while spent.total() < tokens and (taken := queue.take(1, 0.0)):
         spent[taken[0].tier] += taken[0].cost
+        queue.release(taken[0])
     return spent
 
 
@@ -56,8 +52,8 @@ def test_a_quiet_tier_is_served_first_when_it_speaks() -> None:
     queue = admission(*default_tiers(("interactive", "standard", "bulk")))
     fill(queue, "bulk", 1000)
     drain(queue, 50_000)
-    queue.put(Stub("interactive"), "interactive", 0.0)
-    assert queue.take(1, 0.0)[0].tier == "interactive"
+    queue.put(StubJob("interactive"), 0.0)
+    assert queue.take(PLACES, 0.0)[0].tier == "interactive"
 
 
 def test_an_idle_tier_saves_nothing_up() -> None:
@@ -75,74 +71,164 @@ def test_a_lone_tier_uses_everything_at_once() -> None:
     assert len(queue.take(500, 0.0)) == 500
 
 
-def test_the_earliest_deadline_goes_first_inside_a_tier() -> None:
-    queue = admission(Tier("bulk"))
-    for name, deadline in (("none", None), ("late", 30.0), ("soon", 10.0), ("none too", None)):
-        queue.put(Stub(name=name, deadline_s=deadline), "bulk", 0.0)
-    assert [job.name for job in queue.take(4, 0.0)] == ["soon", "late", "none", "none too"]
+def test_a_job_larger_than_its_tier_s_tokens_of_many_rounds_still_goes() -> None:
+    queue = admission(Tier("high", weight=1), Tier("low", weight=1e-6))
+    queue.put(StubJob("low", cost=10**9), 0.0)
+    assert len(queue.take(1, 0.0)) == 1
 
 
-def test_an_old_job_moves_a_tier_up() -> None:
+def test_an_old_job_moves_a_tier_up_and_runs_as_one_of_it() -> None:
     queue = admission(Tier("high", weight=1000), Tier("low", weight=1, promote_after_s=60))
-    old = Stub("low")
-    queue.put(old, "low", 0.0)
+    old = StubJob("low")
+    queue.put(old, 0.0)
     fill(queue, "high", 400)
-    drain(queue, 16_300)  # the round's tokens of the low tier do not reach for this job's cost
+    drain(queue, ROUND_TOKENS - 100)  # the round's tokens of the low tier do not reach for this job's cost
     assert old not in queue.take(10, 59.0)
+    assert queue.rank(old) == 1
     assert old in queue.take(300, 61.0)
+    assert queue.rank(old) == 0
     assert queue.waiting()["low"] == 0
+    queue.release(old)
+    assert queue.rank(old) == 1
 
 
 def test_places_are_kept_free_for_the_tier_that_reserves_them() -> None:
-    queue = admission(Tier("high", reserve=4), Tier("low"))
+    queue = admission(Tier("high", reserve=0.4), Tier("low"), places=10)
     fill(queue, "low", 100)
     assert len(queue.take(10, 0.0)) == 6
     fill(queue, "high", 100)
     assert [job.tier for job in queue.take(4, 0.0)] == ["high"] * 4
 
 
+def test_a_tier_that_uses_its_reserve_does_not_take_the_others_turn() -> None:
+    """Places come free one at a time; a reserve counted from the free places would shut the low tier out for good."""
+    queue = admission(Tier("high", reserve=0.4), Tier("low"), places=10)
+    running = []
+    fill(queue, "high", 2000)
+    fill(queue, "low", 2000)
+    running += queue.take(10, 0.0)
+    spent: Counter[str] = Counter()
+    for _ in range(1500):
+        queue.release(running.pop(0))
+        (job,) = queue.take(1, 0.0)
+        spent[job.tier] += 1
+        running.append(job)
+    assert spent["low"] / 1500 == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_lone_place_is_anybody_s() -> None:
+    queue = admission(Tier("high", reserve=0.5), Tier("low"), places=1)
+    fill(queue, "low", 1)
+    assert len(queue.take(1, 0.0)) == 1
+
+
+def test_a_tenant_has_no_more_in_flight_than_its_tier_s_limit_and_others_go_on() -> None:
+    queue = admission(Tier("bulk", tenant_limit=3))
+    fill(queue, "bulk", 50, tenant="loud")
+    fill(queue, "bulk", 5, tenant="quiet")
+    taken = queue.take(PLACES, 0.0)
+    assert Counter(job.tenant for job in taken) == {"loud": 3, "quiet": 3}
+    assert queue.take(PLACES, 0.0) == []
+    queue.release(next(job for job in taken if job.tenant == "loud"))
+    assert [job.tenant for job in queue.take(PLACES, 0.0)] == ["loud"]
+
+
+def test_promotion_is_no_way_around_a_tenant_s_limit() -> None:
+    queue = admission(Tier("high"), Tier("low", promote_after_s=10, tenant_limit=2))
+    fill(queue, "low", 20)
+    taken = queue.take(1, 0.0)
+    fill(queue, "high", 3)
+    taken += queue.take(PLACES, 60.0)  # all have been promoted by now
+    assert Counter(job.tier for job in taken) == {"high": 3, "low": 2}
+    assert queue.waiting() == {"high": 18, "low": 0}
+
+
+def test_a_job_that_was_never_taken_may_be_released() -> None:
+    queue = admission(Tier("bulk", tenant_limit=1))
+    queue.release(StubJob())
+    fill(queue, "bulk", 2)
+    assert len(queue.take(2, 0.0)) == 1
+
+
 def test_what_must_not_run_any_more_is_skipped() -> None:
     queue = admission(Tier("bulk"))
-    jobs = [Stub(name=str(n)) for n in range(4)]
+    jobs = [StubJob(name=str(n)) for n in range(4)]
     for job in jobs:
-        queue.put(job, "bulk", 0.0)
+        queue.put(job, 0.0)
     jobs[0].waiting = jobs[2].waiting = False
     assert queue.waiting() == {"bulk": 2}
     assert [job.name for job in queue.take(4, 0.0)] == ["1", "3"]
 
 
-def test_memory_follows_what_waits_not_what_passed_by() -> None:
-    queue = admission(Tier("bulk"))
-    queue.put(Stub(name="patient"), "bulk", 0.0)  # hides everything behind it in the order of age
-    for n in range(10_000):
-        queue.put(Stub(deadline_s=float(n)), "bulk", 0.0)
-        assert queue.take(1, 0.0)[0].name == ""
-    assert len(queue._queues[0].by_age) < 3000
+tiers_of_three = st.tuples(
+    *(
+        st.builds(
+            Tier,
+            name=st.just(name),
+            weight=st.floats(0.01, 100.0),
+            floor=st.sampled_from([0.0, 0.1, 0.3]),
+            reserve=st.sampled_from([0.0, 0.1, 0.3]),
+            promote_after_s=st.sampled_from([1.0, 3.0, 5.0, 1e9]),
+            tenant_limit=st.sampled_from([None, 1, 4]),
+        )
+        for name in ("a", "b", "c")
+    )
+)
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 100_000)), max_size=60),
-    st.lists(st.integers(0, 9), max_size=40),
+    tiers_of_three,
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100_000), st.sampled_from("xyz")), max_size=60),
+    st.integers(10, 40),
+    st.integers(0, 2**32),
 )
-def test_every_job_leaves_exactly_once(arrivals: list[tuple[str, int]], rooms: list[int]) -> None:
-    queue = admission(
-        Tier("a", 16, reserve=2), Tier("b", 4, promote_after_s=5), Tier("c", 1, promote_after_s=3)
-    )
-    taken: list[Stub] = []
-    jobs = []
-    for now, (tier, cost) in enumerate(arrivals):
-        jobs.append(Stub(tier, cost))
-        queue.put(jobs[-1], tier, float(now))
-        if rooms:
-            taken += queue.take(rooms[now % len(rooms)], float(now))
-    while more := queue.take(5, 1000.0):
-        taken += more
-    assert len(taken) == len(set(taken)) == len(jobs)
+def test_every_job_leaves_exactly_once_and_no_limit_is_passed(
+    tiers: tuple[Tier, ...], arrivals: list[tuple[str, int, str]], places: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    queue = admission(*tiers, places=places)
+    left: list[StubJob] = []
+    running: list[StubJob] = []
+    now = 0.0
+
+    def turn() -> None:
+        taken = queue.take(places - len(running), now)
+        running.extend(taken)
+        left.extend(taken)
+        assert len(running) <= places
+        for tier in tiers:
+            owned = Counter(job.tenant for job in running if job.tier == tier.name)
+            assert max(owned.values(), default=0) <= (tier.tenant_limit or places)
+        for job in chance.sample(running, chance.randint(0, len(running))):
+            running.remove(job)
+            queue.release(job)
+
+    for tier, cost, tenant in arrivals:
+        queue.put(StubJob(tier, cost, tenant), now)
+        if chance.random() < 0.5:
+            turn()
+        now += 1.0
+    for _ in range(5000):
+        if len(left) == len(arrivals):
+            break
+        turn()
+    assert len(left) == len(set(left)) == len(arrivals)
 
 
-def test_the_default_tiers_are_made_for_any_names() -> None:
-    assert default_tiers(("only",)) == (Tier("only", weight=1.0, floor=0.05),)
-    high, low = default_tiers(("x", "y"))
-    assert (high.name, low.name) == ("x", "y")
-    assert high.weight > low.weight
-    assert (high.promote_after_s, low.reserve) == (None, 0)
+@settings(deadline=None, max_examples=50)
+@given(
+    st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0.1, 10)),
+    st.tuples(*[st.sampled_from([0.0, 0.1, 0.3])] * 3),
+    st.tuples(*[st.integers(50, 1000)] * 3),
+)
+def test_saturated_tiers_are_within_a_round_and_a_job_of_their_shares(
+    weights: tuple[float, ...], floors: tuple[float, ...], costs: tuple[int, ...]
+) -> None:
+    tiers = [Tier(name, weight, floor) for name, weight, floor in zip("abc", weights, floors, strict=True)]
+    queue = admission(*tiers)
+    rounds = 4
+    for tier, share, cost in zip(tiers, shares(tiers), costs, strict=True):
+        fill(queue, tier.name, int((rounds + 2) * share * ROUND_TOKENS / cost) + 2, cost)
+    spent = drain(queue, rounds * ROUND_TOKENS)
+    for tier, share, cost in zip(tiers, shares(tiers), costs, strict=True):
+        assert abs(spent[tier.name] - share * spent.total()) <= share * ROUND_TOKENS + cost + max(costs)

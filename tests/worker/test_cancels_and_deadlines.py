@@ -37,7 +37,7 @@ def test_a_running_job_stops_within_a_second_of_its_cancel(line: Pipeline) -> No
 
 
 def test_a_waiting_job_that_is_cancelled_never_runs(line: Pipeline) -> None:
-    worker = line.start_worker(one_slot, max_in_flight=7)  # four of those places are not for bulk
+    worker = line.start_worker(one_slot, max_in_flight=4)  # one of those places is not for bulk
     running = {line.submit("slow:60", tier="bulk", batch_id="running") for _ in range(3)}
     line.producer.flush(10)
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 3)
@@ -73,7 +73,7 @@ def test_a_cancel_that_comes_before_its_job_holds(line: Pipeline, noted_in: str)
 
 
 def test_a_deadline_is_checked_on_arrival_while_waiting_and_while_running(line: Pipeline) -> None:
-    worker = line.start_worker(one_slot, max_in_flight=6)  # four of those places are not for bulk
+    worker = line.start_worker(one_slot, max_in_flight=3)  # one of those places is not for bulk
     arrival = line.submit("x", deadline=in_seconds(-5))
     running = line.submit("slow:60", deadline=in_seconds(8))
     in_engine = line.submit("slow:60", deadline=in_seconds(8))  # waits there for the only slot

@@ -1,0 +1,55 @@
+"""From the environment to tiers and priorities; a mistake names the variable and what is wrong with it."""
+
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.cli.exits import Exit
+from headrace.cli.tiers import priorities, tiers
+from headrace.engine.priorities import Priority
+from headrace.settings import Settings
+from headrace.worker import default_tiers
+
+
+def test_nothing_set_means_the_defaults() -> None:
+    assert tiers(Settings()) == default_tiers(("interactive", "standard", "bulk"))
+
+
+def test_what_is_set_takes_the_default_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for knob, value in {
+        "WEIGHT": "2.5", "FLOOR": "0.1", "PROMOTE_AFTER_SECONDS": "inf", "RESERVE": "0.25", "PREEMPTS": "no",
+        "MAX_PREEMPTIONS": "1", "TENANT_LIMIT": "16", "PREFETCH": "64",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"HEADRACE_TIER__STANDARD__{knob}", value)
+    monkeypatch.setenv("HEADRACE_PREFETCH", "100")
+    interactive, standard, bulk = tiers(Settings())
+    assert (standard.weight, standard.floor, standard.promote_after_s) == (2.5, 0.1, math.inf)
+    assert (standard.reserve, standard.preempts, standard.max_preemptions) == (0.25, False, 1)
+    assert (standard.tenant_limit, standard.prefetch) == (16, 64)
+    assert (interactive.prefetch, bulk.prefetch) == (100, 100)
+    assert priorities([interactive, standard, bulk]) == (
+        Priority(reserve=0.02, preempts=True, max_preemptions=3),
+        Priority(reserve=0.25, preempts=False, max_preemptions=1),
+        Priority(reserve=0.0, preempts=True, max_preemptions=3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("HEADRACE_TIER__BULK__FLOOR", "1.5", "HEADRACE_TIER__BULK__FLOOR is not usable"),
+        ("HEADRACE_TIER__BULK__FLOR", "0.1", "HEADRACE_TIER__BULK__FLOR is not usable"),
+        ("HEADRACE_TIER__BULC__FLOOR", "0.1", "HEADRACE_TIER__BULC__... is about no tier"),
+        ("HEADRACE_TIER__BULK__RESERVE", "0.99", "the tiers' reserves must add up to less than 1"),
+        ("HEADRACE_TIER__BULK__FLOOR", "0.95", "the tiers' floors must add up to 1 at most"),
+        ("HEADRACE_TIER", '{"bulk"', 'error parsing value for field "tier"'),
+    ],
+)
+def test_a_mistake_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, ["worker"])
+    assert result.exit_code == Exit.USAGE
+    assert said in " ".join(result.stderr.split())
