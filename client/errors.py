@@ -33,7 +33,11 @@ class DeliveryFailed(ClientError):
 
 
 class BrokerUnreachable(ClientError):
-    """No broker answered."""
+    """No broker answered. ``remedy`` is what may help, where the reason tells."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 class TopicMissing(ClientError):

@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.client.errors import BrokerUnreachable, DeliveryFailed, TopicMissing
+from headrace.client.heard import Heard
 from headrace.schemas.kafka_properties import for_producer
 
 _FEW = 10
@@ -20,6 +21,7 @@ class Outbox:
     """Sends records to Kafka: idempotent, acknowledged by all replicas, with bounded memory. For one thread."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        self._heard = Heard()
         self._producer = Producer(
             {
                 "enable.idempotence": True,
@@ -30,6 +32,7 @@ class Outbox:
                 "queue.buffering.max.kbytes": 64 * 1024,
                 "message.timeout.ms": 120_000,
                 "allow.auto.create.topics": False,
+                "logger": self._heard,
                 **for_producer(config),
             }
         )
@@ -90,19 +93,20 @@ class Outbox:
         Asked in a thread of its own, since librdkafka keeps the caller from noticing a Ctrl-C until it answers.
         """
         answer: list[set[str]] = []
-        reason = ["no answer"]
+        failure = [BrokerUnreachable("Kafka does not answer")]
 
         def ask() -> None:
             try:
-                answer.append(set(self._producer.list_topics(timeout=_PATIENCE_S).topics))
-            except KafkaException as error:
-                reason.append(error.args[0].str())
+                with self._heard.explaining(self._producer):
+                    answer.append(set(self._producer.list_topics(timeout=_PATIENCE_S).topics))
+            except BrokerUnreachable as error:
+                failure.append(error)
 
         thread = Thread(target=ask, daemon=True)
         thread.start()
         thread.join()
         if not answer:
-            raise BrokerUnreachable(f"Kafka does not answer: {reason[-1]}")
+            raise failure[-1]
         return answer[0]
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:

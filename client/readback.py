@@ -10,6 +10,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.client.errors import BrokerUnreachable, TopicMissing
+from headrace.client.heard import Heard
 from headrace.schemas.kafka_properties import for_consumer
 
 Place = tuple[str, int, int]
@@ -29,18 +30,20 @@ def read_back(kafka: Mapping[str, Any], places: Iterable[Place]) -> Iterator[Mes
     wanted: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for topic, partition, offset in places:
         wanted[topic, partition].add(offset)
-    with closing(_consumer(kafka)) as consumer:
+    heard = Heard()
+    with closing(_consumer(kafka, heard)) as consumer, heard.explaining(consumer):
         for (topic, partition), offsets in sorted(wanted.items()):
             yield from _read_partition(consumer, TopicPartition(topic, partition), sorted(offsets))
 
 
 def read_all(kafka: Mapping[str, Any], topic: str) -> Iterator[Message]:
     """Every record of a topic up to its present end, partition by partition. Raises BrokerUnreachable, TopicMissing."""
-    with closing(_consumer({**kafka, "auto.offset.reset": "earliest"})) as consumer:
-        try:
-            known = consumer.list_topics(topic, timeout=_PATIENCE_S).topics[topic]
-        except KafkaException as error:
-            raise BrokerUnreachable(f"Kafka does not answer: {error.args[0].str()}") from None
+    heard = Heard()
+    with (
+        closing(_consumer({**kafka, "auto.offset.reset": "earliest"}, heard)) as consumer,
+        heard.explaining(consumer),
+    ):
+        known = consumer.list_topics(topic, timeout=_PATIENCE_S).topics[topic]
         if known.error is not None:
             raise TopicMissing(f"topic {topic} does not exist; `headrace topics create` makes it")
         for partition in sorted(known.partitions):
@@ -78,7 +81,7 @@ def _first_offset(consumer: Consumer, at: TopicPartition) -> int | None:
             if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
                 return None
             if cause.code() not in _SOON_OVER or time.monotonic() > until:
-                raise BrokerUnreachable(f"Kafka does not answer: {cause.str()}") from None
+                raise
         time.sleep(0.1)
 
 
@@ -95,11 +98,12 @@ def _next(consumer: Consumer) -> Message | None:
     raise BrokerUnreachable(error.str())
 
 
-def _consumer(kafka: Mapping[str, Any]) -> Consumer:
+def _consumer(kafka: Mapping[str, Any], heard: Heard) -> Consumer:
     """A consumer of no group: it is assigned by hand and commits nothing."""
     return Consumer(
         {
             "auto.offset.reset": "error",
+            "logger": heard,
             **for_consumer(kafka),
             "group.id": f"headrace-readback-{uuid4()}",
             "enable.auto.commit": False,

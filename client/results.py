@@ -7,9 +7,10 @@ from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from headrace.client.errors import BrokerUnreachable, TopicMissing
+from headrace.client.heard import Heard
 from headrace.schemas import (
     BatchClosed,
     BatchOpened,
@@ -37,8 +38,10 @@ class Follower:
     """
 
     def __init__(self, kafka: Mapping[str, Any], topics: Topics, tenant: str, batch_id: str) -> None:
+        self._heard = Heard()
         self._config = {
             "auto.offset.reset": "earliest",
+            "logger": self._heard,
             **for_consumer(kafka),
             "group.id": f"headrace-follow-{uuid4()}",
             "enable.auto.commit": False,
@@ -57,10 +60,11 @@ class Follower:
         """New results until the batch is complete, or none came for ``idle_timeout`` seconds."""
         # Two consumers, one after the other: a broker answers a connection in turn, so that any question to it waits
         # half a second behind a fetch that finds nothing.
-        with closing(Consumer(self._config)) as consumer:
+        with closing(Consumer(self._config)) as consumer, self._heard.explaining(consumer):
             control = self._read_control(consumer)
         with closing(Consumer(self._config)) as consumer:
-            consumer.assign(control + self._ended_since_opening(consumer))
+            with self._heard.explaining(consumer):
+                consumer.assign(control + self._ended_since_opening(consumer))
             heard = monotonic()
             while not self._complete and (idle_timeout is None or monotonic() - heard < idle_timeout):
                 for message in _next(consumer):
@@ -77,7 +81,7 @@ class Follower:
         """Read all control messages that there are; returns where to go on."""
         positions = {}
         for partition in _partitions(consumer, self._topics.control):
-            low, high = _call(consumer.get_watermark_offsets, partition, timeout=_PATIENCE_S)
+            low, high = consumer.get_watermark_offsets(partition, timeout=_PATIENCE_S)
             positions[partition.partition] = (low, high)
         unread = {number for number, (low, high) in positions.items() if low < high}
         topic = self._topics.control
@@ -101,11 +105,11 @@ class Follower:
         since = max(self._opened_ms - _MARGIN_MS, 0)
         # Ends first: a record that comes between the two questions must not fall through.
         ends = {
-            (at.topic, at.partition): _call(consumer.get_watermark_offsets, at, timeout=_PATIENCE_S)[1]
+            (at.topic, at.partition): consumer.get_watermark_offsets(at, timeout=_PATIENCE_S)[1]
             for at in partitions
         }
         wanted = [TopicPartition(at.topic, at.partition, since) for at in partitions]
-        found = _call(consumer.offsets_for_times, wanted, timeout=_PATIENCE_S)
+        found = consumer.offsets_for_times(wanted, timeout=_PATIENCE_S)
         return [
             TopicPartition(
                 at.topic, at.partition, at.offset if at.offset >= 0 else ends[at.topic, at.partition]
@@ -173,17 +177,10 @@ def _next(consumer: Consumer) -> list[Message]:
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
-    known = _call(consumer.list_topics, topic, timeout=_PATIENCE_S).topics.get(topic)
+    known = consumer.list_topics(topic, timeout=_PATIENCE_S).topics.get(topic)
     if known is None or not known.partitions:
         raise TopicMissing(f"topic {topic} does not exist; `headrace topics create` makes it")
     return [TopicPartition(topic, number) for number in known.partitions]
-
-
-def _call(ask: Any, *arguments: Any, timeout: float) -> Any:
-    try:
-        return ask(*arguments, timeout=timeout)
-    except KafkaException as error:
-        raise BrokerUnreachable(f"Kafka does not answer: {error.args[0].str()}") from None
 
 
 def _raise_if_final(error: KafkaError) -> None:

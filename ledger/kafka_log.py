@@ -47,7 +47,9 @@ class KafkaLog:
         self._next = 0.0
 
     def log(self, level: int, message: str, *args: Any) -> None:
-        """A line of librdkafka's. Those about connections are told by ``note``."""
+        """A line of librdkafka's. Those about connections are told by ``note``; some reasons are in them alone."""
+        if args and args[0] == "FAIL":
+            self._reason = str(args[-1])
         log.log(logging.DEBUG if args and args[0] in _CONNECTION_LINES else level, message, *args)
 
     def note(self, error: KafkaError) -> None:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 
+BROKER_PATIENCE_S = 8.0
+
 if TYPE_CHECKING:
     from headrace.client import Client
     from headrace.ledger import Ledger
@@ -79,9 +81,7 @@ def open_client(settings: "Settings") -> "Client":
     """A producer's side, for one command."""
     from headrace.client import Client
 
-    return Client(
-        bootstrap_servers(settings), topics(settings), tenant=settings.tenant, kafka=quiet_kafka(settings)
-    )
+    return Client(bootstrap_servers(settings), topics(settings), tenant=settings.tenant, kafka=settings.kafka)
 
 
 def result_store(settings: "Settings") -> "Store | None":
@@ -91,21 +91,22 @@ def result_store(settings: "Settings") -> "Store | None":
     return None if settings.result_store is None else open_store(settings.result_store)
 
 
-def quiet_kafka(settings: "Settings") -> dict[str, Any]:
-    """librdkafka's properties for a command: what goes wrong is raised, so it need not be logged as well."""
-    return {"log_level": 0, **settings.kafka}
-
-
 def kafka_client(settings: "Settings") -> dict[str, Any]:
     """librdkafka's properties for a client of one command."""
-    return {"bootstrap.servers": bootstrap_servers(settings), **quiet_kafka(settings)}
+    return {"bootstrap.servers": bootstrap_servers(settings), **settings.kafka}
 
 
 def admin(settings: "Settings") -> Any:
-    """An AdminClient of confluent-kafka."""
+    """An AdminClient of confluent-kafka that the broker has answered. Raises BrokerUnreachable, with the reason."""
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient(kafka_client(settings))
+    from headrace.client.heard import Heard
+
+    heard = Heard()
+    client = AdminClient({"logger": heard, **kafka_client(settings)})
+    with heard.explaining(client):
+        client.list_topics(timeout=BROKER_PATIENCE_S)
+    return client
 
 
 def topics(settings: "Settings") -> "Topics":

@@ -11,7 +11,7 @@ from headrace.cli import context
 from headrace.cli.errors import translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import Json, console, emit
-from headrace.cli.topics import TIMEOUT_S, describe_topics
+from headrace.cli.topics import describe_topics
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
@@ -60,7 +60,7 @@ def _run(name: str, check: Callable[["Settings"], Finding], settings: "Settings"
 
 def _broker(settings: "Settings") -> Finding:
     address = context.bootstrap_servers(settings)
-    count = len(context.admin(settings).list_topics(timeout=TIMEOUT_S).brokers)
+    count = len(context.admin(settings).list_topics(timeout=context.BROKER_PATIENCE_S).brokers)
     return Finding("broker", True, f"{count} broker{'s' if count != 1 else ''} behind {address}")
 
 

@@ -36,6 +36,14 @@ class Rule:
 _DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
 _POSTGRES_URL = "It looks like postgresql://user:password@host:5432/database."
 _STORE = "Check HEADRACE_RESULT_STORE: a directory, or s3://bucket/prefix; `headrace doctor` tells more."
+# What Postgres or libpq says when it does not let one in, and what to do about it.
+_LOCKED_OUT = {
+    "no encryption": "Postgres takes TLS alone: add ?sslmode=verify-full&sslrootcert=CA.pem to DATABASE_URL.",
+    "password authentication failed": "Check the user and the password in DATABASE_URL.",
+    "no password supplied": "DATABASE_URL names no password, and Postgres asks for one.",
+    "certificate": "Check sslrootcert in DATABASE_URL: it names the authority that signed Postgres's certificate.",
+    "does not support SSL": "Postgres offers no TLS there: check the host, or sslmode in DATABASE_URL.",
+}
 _BROKER = "Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up; `headrace doctor` tells more."
 
 RULES = {
@@ -95,8 +103,13 @@ def translate(error: BaseException) -> Failure | None:
         rule = RULES.get(name)
         if rule and not (rule.exact and name != next(_names(type(error)))):
             text = rule.sentence.format(error=_text(error), path=getattr(error, "filename", None) or error)
-            return Failure(rule.exit_code, text, getattr(error, "remedy", "") or rule.remedy)
+            return Failure(rule.exit_code, text, getattr(error, "remedy", "") or _remedy(rule, text))
     return None
+
+
+def _remedy(rule: Rule, text: str) -> str:
+    locked_out = _LOCKED_OUT.items() if rule.remedy == _DATABASE else ()
+    return next((remedy for sign, remedy in locked_out if sign in text), rule.remedy)
 
 
 def defect(error: BaseException) -> Failure:

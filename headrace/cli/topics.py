@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from headrace.settings import Settings
 
 PANEL = "Set up"
-TIMEOUT_S = 8.0
 CREATE_S = 30.0  # a busy broker takes its time to place many partitions
 
 group = typer.Typer(no_args_is_help=True, help="Create and describe the Kafka topics.")
@@ -81,7 +80,7 @@ def describe(json: Json = False) -> None:
 def describe_topics(settings: "Settings") -> list[dict[str, Any]]:
     """What the broker says of each topic of ours; ``partitions`` is None for a missing one."""
     admin = context.admin(settings)
-    there = admin.list_topics(timeout=TIMEOUT_S).topics
+    there = admin.list_topics(timeout=context.BROKER_PATIENCE_S).topics
     found = []
     for name in context.topics(settings).all:
         partitions = there[name].partitions if name in there and there[name].error is None else None
@@ -115,10 +114,11 @@ def _offsets(admin: Any, topic: str, partitions: list[int], spec: Any) -> list[i
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     )
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + context.BROKER_PATIENCE_S
     while True:
         futures = admin.list_offsets(
-            {TopicPartition(topic, number): spec for number in partitions}, request_timeout=TIMEOUT_S
+            {TopicPartition(topic, number): spec for number in partitions},
+            request_timeout=context.BROKER_PATIENCE_S,
         )
         try:
             return [future.result().offset for future in futures.values()]

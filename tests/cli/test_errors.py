@@ -158,7 +158,7 @@ def test_a_database_that_is_away_is_unavailable(command: str, monkeypatch: pytes
 
 @pytest.mark.usefixtures("bare")
 def test_a_broker_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.cli.topics.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("headrace.cli.context.BROKER_PATIENCE_S", 1.0)
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{closed_port()}")
     result = run("topics", "describe")
     assert result.exit_code == Exit.UNAVAILABLE

