@@ -3,7 +3,7 @@
 Each round gives every tier its share of tokens to spend, and within a round the higher tiers spend first. So a job of
 a tier that has been quiet runs at once, a saturated tier gets its share and no more, and no tier starves however long
 the others' backlog is. A tier that is empty saves nothing up. A tier that has a reserve may have so many jobs in flight
-whoever's turn it is, and pays for them later. Which of a tier's jobs is next, ``tier_queue`` says. A job that has waited
+whoever's turn it is, and owes for them. Which of a tier's jobs is next, ``tier_queue`` says. A job that has waited
 longer than its tier's ``promote_after_s`` moves one tier up, and counts there.
 
 Pure bookkeeping, without Kafka or engine: the caller tells the time. Size is bounded by what the consumers may hold.
@@ -42,11 +42,13 @@ class Admission(Generic[W]):
 
     Args:
         tiers: highest first. Raises ValueError where they promise more than there is.
-        places: how many jobs may be in flight at once.
+        places: how many jobs may be in flight at once, those not counted that a tier may push back: for it a lower tier's
+            jobs are no obstacle.
     """
 
     def __init__(self, tiers: Sequence[Tier], places: int) -> None:
         check_together(tiers, places)
+        self._places = places
         self._barred: set[Owner] = set()  # owners with as many jobs in flight as they may have
         self._lanes: list[_Lane[W]] = []
         for rank, (tier, share) in enumerate(zip(tiers, shares(tiers), strict=True)):
@@ -55,63 +57,66 @@ class Admission(Generic[W]):
             queue: TierQueue[W] = TierQueue(patience, self._barred)
             self._lanes.append(_Lane(tier, rank, queue, quantum, quantum, tier.places(places)))
         self._by_name = {lane.tier.name: lane for lane in self._lanes}
-        self._in_flight: dict[W, _Lane[W]] = {}
+        self._in_flight: dict[W, tuple[_Lane[W], int]] = {}  # and the rank it runs with
         self._owned: Counter[Owner] = Counter()  # jobs in flight of owners that have a limit
 
     def put(self, job: W, now: float) -> None:
         """Let a job wait in its tier from ``now``."""
         self._by_name[job.tier].queue.put(job, now)
 
-    def take(self, room: int, now: float) -> list[W]:
-        """Up to ``room`` jobs to run next; ``release`` each when it runs no more."""
+    def take(self, now: float, most: int | None = None) -> list[W]:
+        """The jobs to run next, ``most`` of them at most; ``release`` each when it runs no more."""
         self._promote(now)
         taken: list[W] = []
-        while len(taken) < room and (lane := self._next(room - len(taken))) is not None:
+        while (most is None or len(taken) < most) and (turn := self._next()) is not None:
+            lane, rank = turn
             job = lane.queue.pop()
             lane.credit = max(lane.credit - job.cost, -lane.quantum)  # the debt of a reserve ends somewhere
             lane.running += 1
-            self._in_flight[job] = lane
+            self._in_flight[job] = lane, rank
             self._count(job, 1)
             taken.append(job)
         return taken
 
     def release(self, job: W) -> None:
         """A job is in flight no more. One that was never taken is ignored."""
-        lane = self._in_flight.pop(job, None)
-        if lane is not None:
+        if job in self._in_flight:
+            lane, _ = self._in_flight.pop(job)
             lane.running -= 1
             self._count(job, -1)
 
     def rank(self, job: W) -> int:
-        """The rank of the tier that a job runs in, 0 for the highest: its own, or the one it was promoted to."""
-        return self._in_flight.get(job, self._by_name[job.tier]).rank
+        """With which rank a job in flight runs, 0 the highest: its tier's, or that of the tier it was promoted to.
+
+        One whose tier had its turn while higher ones waited runs as one of those, or what reaches the engine in the
+        right order would be put in another there, and a low tier would wait until the engine holds little else.
+        """
+        return self._in_flight[job][1] if job in self._in_flight else self._by_name[job.tier].rank
 
     def waiting(self) -> dict[str, int]:
         """Jobs waiting in each tier."""
         return {lane.tier.name: len(lane.queue) for lane in self._lanes}
 
-    def _next(self, room: int) -> _Lane[W] | None:
-        """The tier whose turn it is, if any has a job and a place."""
+    def _next(self) -> tuple[_Lane[W], int] | None:
+        """The tier whose turn it is, if it has a job and a place; and the rank of the highest that waits."""
         waiting = [(lane, job) for lane in self._lanes if (job := lane.queue.first()) is not None]
-        if not waiting or waiting[0][0].rank > (lowest := self._lowest_open(room)):
+        placed = [lane for lane, _ in waiting if self._has_place(lane)]
+        if not placed:
             return None
         if all(job.cost > lane.credit for lane, job in waiting):
             self._begin_round(min(-((lane.credit - job.cost) // lane.quantum) for lane, job in waiting))
-        able = next(lane for lane, job in waiting if job.cost <= lane.credit)
-        if able.rank <= lowest:
-            return able
-        # It could pay, and a reserve keeps it out: whose that is goes in its stead, and owes for it. A new round instead
-        # would let that one go first again, and again.
-        open_lanes = [lane for lane, _ in waiting if lane.rank <= lowest]
-        return next((lane for lane in open_lanes if lane.running < lane.reserve), open_lanes[0])
+        # Where those who can pay have no place, it stays their turn: a new round would let the others go first again, and
+        # again. Only who has not had its reserve goes meanwhile, and owes for it.
+        able = [lane for lane, job in waiting if job.cost <= lane.credit and lane in placed]
+        turn = able or [lane for lane in placed if lane.running < lane.reserve]
+        return (turn[0], waiting[0][0].rank) if turn else None
 
-    def _lowest_open(self, room: int) -> int:
-        """The rank down to which tiers may use one of ``room`` free places; those below would take what is reserved."""
-        for lane in self._lanes:
-            room -= max(0, lane.reserve - lane.running)
-            if room <= 0:
-                return lane.rank
-        return len(self._lanes) - 1
+    def _has_place(self, lane: _Lane[W]) -> bool:
+        """Whether one more of this tier may be in flight, beside those that it cannot push back and what is reserved."""
+        above = self._lanes[: lane.rank]
+        kept = sum(max(0, each.reserve - each.running) for each in above)
+        staying = [*above, lane] if lane.tier.preempts else self._lanes
+        return sum(each.running for each in staying) + kept < self._places
 
     def _begin_round(self, rounds: int) -> None:
         """Give out the tokens of so many rounds, after which somebody can pay."""

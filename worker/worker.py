@@ -320,8 +320,7 @@ class Worker:
             return
         self._apart = False
         if not self._suspects:
-            room = self._config.max_in_flight - len(self._attempts)
-            self._attempts.begin(self._admission.take(room, now))
+            self._attempts.begin(self._admission.take(now))
         elif not self._attempts:
             group = self._suspects.next_group()
             self._apart = bool(group)

@@ -26,7 +26,7 @@ def fill(queue: Admission[StubJob], tier: str, count: int, cost: int = 100, tena
 def drain(queue: Admission[StubJob], tokens: int) -> Counter[str]:
     """Run one at a time until so many tokens are spent; tokens by tier."""
     spent: Counter[str] = Counter()
-    while spent.total() < tokens and (taken := queue.take(1, 0.0)):
+    while spent.total() < tokens and (taken := queue.take(0.0, 1)):
         spent[taken[0].tier] += taken[0].cost
         queue.release(taken[0])
     return spent
@@ -53,7 +53,7 @@ def test_a_quiet_tier_is_served_first_when_it_speaks() -> None:
     fill(queue, "bulk", 1000)
     drain(queue, 50_000)
     queue.put(StubJob("interactive"), 0.0)
-    assert queue.take(PLACES, 0.0)[0].tier == "interactive"
+    assert queue.take(0.0)[0].tier == "interactive"
 
 
 def test_an_idle_tier_saves_nothing_up() -> None:
@@ -66,15 +66,15 @@ def test_an_idle_tier_saves_nothing_up() -> None:
 
 
 def test_a_lone_tier_uses_everything_at_once() -> None:
-    queue = admission(Tier("high", weight=99), Tier("low", weight=1))
+    queue = admission(Tier("high", weight=99), Tier("low", weight=1), places=500)
     fill(queue, "low", 500)
-    assert len(queue.take(500, 0.0)) == 500
+    assert len(queue.take(0.0, 500)) == 500
 
 
 def test_a_job_larger_than_its_tier_s_tokens_of_many_rounds_still_goes() -> None:
     queue = admission(Tier("high", weight=1), Tier("low", weight=1e-6))
     queue.put(StubJob("low", cost=10**9), 0.0)
-    assert len(queue.take(1, 0.0)) == 1
+    assert len(queue.take(0.0, 1)) == 1
 
 
 def test_an_old_job_moves_a_tier_up_and_runs_as_one_of_it() -> None:
@@ -83,21 +83,32 @@ def test_an_old_job_moves_a_tier_up_and_runs_as_one_of_it() -> None:
     queue.put(old, 0.0)
     fill(queue, "high", 400)
     drain(queue, ROUND_TOKENS - 100)  # the round's tokens of the low tier do not reach for this job's cost
-    assert old not in queue.take(10, 59.0)
+    assert old not in queue.take(59.0, 10)
     assert queue.rank(old) == 1
-    assert old in queue.take(300, 61.0)
+    assert old in queue.take(61.0, 300)
     assert queue.rank(old) == 0
     assert queue.waiting()["low"] == 0
     queue.release(old)
     assert queue.rank(old) == 1
 
 
+def test_a_low_tier_s_turn_is_its_turn_in_the_engine_too() -> None:
+    queue = admission(Tier("high", weight=3), Tier("low", weight=1))
+    fill(queue, "low", 10)
+    (alone,) = queue.take(0.0, 1)
+    fill(queue, "high", 1000)
+    beside = [job for job in queue.take(0.0) if job.tier == "low"]
+    assert queue.rank(alone) == 1, "nobody higher waited: whoever comes later goes before it"
+    assert beside
+    assert {queue.rank(job) for job in beside} == {0}
+
+
 def test_places_are_kept_free_for_the_tier_that_reserves_them() -> None:
     queue = admission(Tier("high", reserve=0.4), Tier("low"), places=10)
     fill(queue, "low", 100)
-    assert len(queue.take(10, 0.0)) == 6
+    assert len(queue.take(0.0, 10)) == 6
     fill(queue, "high", 100)
-    assert [job.tier for job in queue.take(4, 0.0)] == ["high"] * 4
+    assert [job.tier for job in queue.take(0.0, 4)] == ["high"] * 4
 
 
 def test_a_tier_that_uses_its_reserve_does_not_take_the_others_turn() -> None:
@@ -106,39 +117,60 @@ def test_a_tier_that_uses_its_reserve_does_not_take_the_others_turn() -> None:
     running = []
     fill(queue, "high", 2000)
     fill(queue, "low", 2000)
-    running += queue.take(10, 0.0)
+    running += queue.take(0.0, 10)
     spent: Counter[str] = Counter()
     for _ in range(1500):
         queue.release(running.pop(0))
-        (job,) = queue.take(1, 0.0)
+        (job,) = queue.take(0.0, 1)
         spent[job.tier] += 1
         running.append(job)
     assert spent["low"] / 1500 == pytest.approx(0.5, abs=0.1)
 
 
+def test_a_tier_that_may_preempt_needs_no_place_that_a_lower_one_holds() -> None:
+    low = Tier("low")
+    for high in (Tier("high"), Tier("high", preempts=False)):
+        queue = admission(high, low, places=10)
+        fill(queue, "low", 100)
+        assert len(queue.take(0.0)) == 10
+        fill(queue, "high", 100)
+        assert len(queue.take(0.0)) == (10 if high.preempts else 0)
+
+
+def test_a_tier_that_may_preempt_goes_beyond_the_places_in_its_turn_only() -> None:
+    queue = admission(Tier("high"), Tier("low"), places=100)
+    fill(queue, "low", 500, cost=200)
+    assert len(queue.take(0.0)) == 100
+    fill(queue, "high", 500, cost=200)
+    taken = queue.take(0.0)
+    assert sum(job.cost for job in taken) <= ROUND_TOKENS, (
+        "the rest of its round; then the low tier's turn has come"
+    )
+
+
 def test_a_lone_place_is_anybody_s() -> None:
     queue = admission(Tier("high", reserve=0.5), Tier("low"), places=1)
     fill(queue, "low", 1)
-    assert len(queue.take(1, 0.0)) == 1
+    assert len(queue.take(0.0, 1)) == 1
 
 
 def test_a_tenant_has_no_more_in_flight_than_its_tier_s_limit_and_others_go_on() -> None:
     queue = admission(Tier("bulk", tenant_limit=3))
     fill(queue, "bulk", 50, tenant="loud")
     fill(queue, "bulk", 5, tenant="quiet")
-    taken = queue.take(PLACES, 0.0)
+    taken = queue.take(0.0)
     assert Counter(job.tenant for job in taken) == {"loud": 3, "quiet": 3}
-    assert queue.take(PLACES, 0.0) == []
+    assert queue.take(0.0) == []
     queue.release(next(job for job in taken if job.tenant == "loud"))
-    assert [job.tenant for job in queue.take(PLACES, 0.0)] == ["loud"]
+    assert [job.tenant for job in queue.take(0.0)] == ["loud"]
 
 
 def test_promotion_is_no_way_around_a_tenant_s_limit() -> None:
     queue = admission(Tier("high"), Tier("low", promote_after_s=10, tenant_limit=2))
     fill(queue, "low", 20)
-    taken = queue.take(1, 0.0)
+    taken = queue.take(0.0, 1)
     fill(queue, "high", 3)
-    taken += queue.take(PLACES, 60.0)  # all have been promoted by now
+    taken += queue.take(60.0)  # all have been promoted by now
     assert Counter(job.tier for job in taken) == {"high": 3, "low": 2}
     assert queue.waiting() == {"high": 18, "low": 0}
 
@@ -147,7 +179,7 @@ def test_a_job_that_was_never_taken_may_be_released() -> None:
     queue = admission(Tier("bulk", tenant_limit=1))
     queue.release(StubJob())
     fill(queue, "bulk", 2)
-    assert len(queue.take(2, 0.0)) == 1
+    assert len(queue.take(0.0, 2)) == 1
 
 
 def test_what_must_not_run_any_more_is_skipped() -> None:
@@ -157,7 +189,7 @@ def test_what_must_not_run_any_more_is_skipped() -> None:
         queue.put(job, 0.0)
     jobs[0].waiting = jobs[2].waiting = False
     assert queue.waiting() == {"bulk": 2}
-    assert [job.name for job in queue.take(4, 0.0)] == ["1", "3"]
+    assert [job.name for job in queue.take(0.0, 4)] == ["1", "3"]
 
 
 tiers_of_three = st.tuples(
@@ -169,6 +201,7 @@ tiers_of_three = st.tuples(
             floor=st.sampled_from([0.0, 0.1, 0.3]),
             reserve=st.sampled_from([0.0, 0.1, 0.3]),
             promote_after_s=st.sampled_from([1.0, 3.0, 5.0, 1e9]),
+            preempts=st.booleans(),
             tenant_limit=st.sampled_from([None, 1, 4]),
         )
         for name in ("a", "b", "c")
@@ -192,11 +225,11 @@ def test_every_job_leaves_exactly_once_and_no_limit_is_passed(
     now = 0.0
 
     def turn() -> None:
-        taken = queue.take(places - len(running), now)
+        taken = queue.take(now)
         running.extend(taken)
         left.extend(taken)
-        assert len(running) <= places
         for tier in tiers:
+            assert sum(job.tier == tier.name for job in running) <= len(tiers) * places
             owned = Counter(job.tenant for job in running if job.tier == tier.name)
             assert max(owned.values(), default=0) <= (tier.tenant_limit or places)
         for job in chance.sample(running, chance.randint(0, len(running))):
