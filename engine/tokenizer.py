@@ -124,11 +124,10 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        for name in template_kwargs.keys() & _not_the_templates():
-            problem = f"{name} must be left out: it is no value that a template knows by name"
-            raise InvalidRequest(
-                f"chat_template_kwargs.{problem}", param="chat_template_kwargs", code="invalid_value"
-            )
+        for name in sorted(template_kwargs.keys() & _not_the_templates()):
+            param = f"chat_template_kwargs.{name}"
+            problem = "must be left out: it is no value that a template knows by name"
+            raise InvalidRequest(f"{param} {problem}", param=param, code="invalid_value")
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         conversation = [_plain_message(n, message) for n, message in enumerate(messages)]

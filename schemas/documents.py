@@ -24,6 +24,7 @@ from headrace.schemas.job import FEATURES, PromptJob
 from headrace.schemas.options import NOT_YET
 from headrace.schemas.result import Choice, JobError, JobResult, Reference, Timings, TokenLogprob, Usage
 from headrace.schemas.sampling import Sampling
+from headrace.schemas.wrong_requests import wrong_requests
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -116,6 +117,7 @@ def tables() -> dict[str, str]:
             ("code", "the record or job ends as", "meaning"),
             ((f"`{code}`", code.outcome, code.meaning) for code in ErrorCode),
         ),
+        "wrong requests": _table(("field", "sent", "code", "the message goes on"), wrong_requests()),
         "headers": _table(
             ("header", "field"), ((f"`{name}`", f"`{field}`") for name, field in _header_fields())
         ),

@@ -219,7 +219,7 @@ def test_the_template_opens_the_answer_unless_told_not_to() -> None:
 def test_a_request_brings_no_template_of_its_own(name: str) -> None:
     done, _ = answer("x", chat=ChatOptions(template_kwargs={name: "{{ 1 }}"}))
     assert done.error is not None
-    assert (done.error.code, done.error.param) == ("invalid_value", "chat_template_kwargs")
+    assert (done.error.code, done.error.param) == ("invalid_value", f"chat_template_kwargs.{name}")
 
 
 def test_a_chat_that_its_template_refuses_fails_alone() -> None:
