@@ -128,7 +128,7 @@ class GraphCache:
         context_lens = torch.where(padding, 0, starts + 1).int()
         hidden = runner.forward(
             token_ids, self._query_start[: size + 1], slots, starts, context_lens,
-            StepShape(num_decodes=size, max_query_len=1, max_context_len=runner.max_context),
+            StepShape(num_decodes=size, max_context_len=runner.max_context),
             SharedPrefixes(lens, *tiles) if with_shared else None,
         )  # fmt: skip
         lines = torch.where(padding, runner.max_slots, slots).long()

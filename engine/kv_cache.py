@@ -56,7 +56,8 @@ class StepContext:
 
     slot_mapping: [T] int64, where each token's K and V go (block * block_size + offset; -1: nowhere).
     slots: [R] int32, each row's line of ``block_tables`` [S, M] int32. query_start: [R + 1] int32.
-    context_lens: [R] int32, keys in all, this step's included. shared: prefixes that decode rows share, if any.
+    context_lens: [R] int32, keys in all, this step's included. mean_prefill_keys: how many keys a query of a prefill
+    chunk sees on average. shared: prefixes that decode rows share, if any.
     """
 
     kv: KVCache
@@ -66,12 +67,12 @@ class StepContext:
     query_start: Tensor
     context_lens: Tensor
     num_decodes: int
-    max_query_len: int
     max_context_len: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
+    mean_prefill_keys: float = 0.0
     shared: SharedPrefixes | None = None
 
     def attend(
@@ -100,6 +101,6 @@ class StepContext:
         if len(self.slots) > n:
             prefill_attention(
                 q[n:], k_cache, v_cache, self.block_tables, self.slots[n:], self.query_start[n:] - n,
-                self.context_lens[n:], self.max_query_len, self.scale, out=out[n:],
+                self.context_lens[n:], self.scale, self.mean_prefill_keys, out=out[n:],
             )  # fmt: skip
         return out.flatten(1)

@@ -92,9 +92,11 @@ class StepPlan:
         return len(self.token_ids)
 
     @property
-    def max_query_len(self) -> int:
-        """The longest row's query tokens."""
-        return int(self.query_lens.max())
+    def mean_prefill_keys(self) -> float:
+        """How many keys a query token of a prefill row sees on average; 0 where no row prefills."""
+        queries = self.query_lens[self.num_decodes :]
+        seen = queries * (self.starts[self.num_decodes :] + queries / 2)
+        return float(seen.sum() / max(queries.sum(), 1))
 
     @property
     def max_context_len(self) -> int:

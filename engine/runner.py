@@ -45,8 +45,8 @@ class StepShape:
     """What the launchers must know of a step without asking the device."""
 
     num_decodes: int
-    max_query_len: int
     max_context_len: int
+    mean_prefill_keys: float = 0.0
 
 
 class ModelRunner:
@@ -100,7 +100,7 @@ class ModelRunner:
         shared = None
         if len(plan.group_start):
             shared = SharedPrefixes(*self.staging.upload(prefix_tiles(plan, self.rows_per_tile)))
-        shape = StepShape(plan.num_decodes, plan.max_query_len, plan.max_context_len)
+        shape = StepShape(plan.num_decodes, plan.max_context_len, plan.mean_prefill_keys)
         hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape, shared)
         read = read_prompts(self.model, hidden, plan.readings, self.staging) if plan.readings else None
         if not len(rows):
@@ -138,8 +138,8 @@ class ModelRunner:
             query_start=query_start,
             context_lens=context_lens,
             num_decodes=shape.num_decodes,
-            max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
+            mean_prefill_keys=shape.mean_prefill_keys,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,

@@ -41,6 +41,9 @@ def _kinds(runner: ModelRunner) -> Iterator[StepPlan]:
     for lens in ([long], [1, long], [1, 1, 2], [2, 3], [1]):
         if len(lens) <= runner.max_slots:
             yield _plan(lens)
+    yield _plan(
+        [min(2, room)], starts=max(min(2000, room - 2), 0)
+    )  # long contexts have a kernel of their own
     for rows in (4, 1024):  # few rows have their keys split, many do not
         yield _plan([1] * min(rows, runner.max_slots), starts=min(600, room - 1), shared=runner.kv.block_size)
     for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)):

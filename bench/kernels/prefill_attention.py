@@ -19,6 +19,8 @@ CASES = [
     (1, 16384, 16384, 32, 8, 128),
     (1, 2048, 16384, 32, 8, 128),
     (64, 128, 1024, 16, 8, 128),
+    (8, 768, 768, 32, 8, 128),
+    (8, 1024, 1024, 32, 8, 128),
     (8, 1024, 1024, 16, 8, 128),
     (8, 1024, 1024, 9, 3, 64),
     (4, 2048, 2048, 32, 32, 96),
@@ -46,7 +48,18 @@ def measure(case: tuple) -> tuple[float, float]:
             2, rows * pages, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device="cuda"
         )
         q = torch.randn(rows * queries, num_heads, head_dim, dtype=torch.bfloat16, device="cuda")
-        arguments = (q, k, v, tables, slots, starts, lens, queries, head_dim**-0.5, torch.empty_like(q))
+        arguments = (
+            q,
+            k,
+            v,
+            tables,
+            slots,
+            starts,
+            lens,
+            head_dim**-0.5,
+            keys - queries / 2,
+            torch.empty_like(q),
+        )
         calls.append(lambda arguments=arguments: module.prefill_attention(*arguments))
     visible = rows * sum(range(keys - queries + 1, keys + 1))
     return seconds_per_call(calls), 4.0 * num_heads * head_dim * visible

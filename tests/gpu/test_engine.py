@@ -115,6 +115,8 @@ def test_nothing_compiles_after_ready(model):
     try:
         engine.add_many(requests())
         run(engine)
+        engine.add_many([Request("long", [7] * 900, SamplingParams(max_tokens=4))])
+        run(engine)
     finally:
         triton.knobs.runtime.jit_post_compile_hook = None
     assert not compiled

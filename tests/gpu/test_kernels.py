@@ -125,15 +125,32 @@ PREFILLS = {
 }
 
 
+# Keys that a query sees on average, as the caller says: it chooses between two kernels on a GPU.
+SHORT, LONG = 0.0, 1e6
+
+
 @each_dtype
 @pytest.mark.parametrize("lengths", PREFILLS.values(), ids=PREFILLS.keys())
 @pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("mean_keys", [SHORT, LONG] if ON_GPU else [SHORT])
 def test_prefill_attention_agrees_with_its_reference(
-    lengths: list[tuple[int, int]], heads: tuple[int, int, int], dtype: torch.dtype
+    lengths: list[tuple[int, int]], heads: tuple[int, int, int], mean_keys: float, dtype: torch.dtype
 ) -> None:
     rows = paged_rows(lengths, heads, dtype=dtype, device=DEVICE)
     out = torch.full_like(rows.q, float("nan"))
-    prefill_attention(*rows.prefill_arguments()[:-1], rows.max_query_len, rows.scale, out=out)
+    prefill_attention(*rows.prefill_arguments(), mean_keys, out=out)
+    assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
+
+
+@on_gpu_only
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_prefill_attention_agrees_with_its_reference_over_many_tiles_of_keys(
+    heads: tuple[int, int, int],
+) -> None:
+    lengths = [(200, 2000), (1, 1), (513, 513), (1300, 1300), (33, 3000)]
+    rows = paged_rows(lengths, heads, dtype=torch.bfloat16, device=DEVICE)
+    out = torch.full_like(rows.q, float("nan"))
+    prefill_attention(*rows.prefill_arguments(), LONG, out=out)
     assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
 
 
@@ -141,7 +158,7 @@ def test_prefill_attention_agrees_with_its_reference(
 @pytest.mark.parametrize("block_size", [16, 48, 64, 128])
 def test_attention_reads_blocks_of_any_size(block_size: int, dtype: torch.dtype) -> None:
     rows = paged_rows([(5, 150), (70, 70)], (4, 2, 64), block_size=block_size, dtype=dtype, device=DEVICE)
-    out = prefill_attention(*rows.prefill_arguments()[:-1], rows.max_query_len, rows.scale)
+    out = prefill_attention(*rows.prefill_arguments())
     assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
 
     rows = paged_rows([(1, 150), (1, 70)], (4, 2, 64), block_size=block_size, dtype=dtype, device=DEVICE)

@@ -39,7 +39,6 @@ class PagedRows:
     slots: Tensor
     query_start: Tensor
     context_lens: Tensor
-    max_query_len: int
     max_context_len: int
     scale: float
 
@@ -124,7 +123,6 @@ def paged_rows(
         slots=slots.to(device),
         query_start=torch.tensor(query_start, dtype=torch.int32, device=device),
         context_lens=torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device),
-        max_query_len=max(query for query, _ in lengths),
         max_context_len=max(context for _, context in lengths),
         scale=head_dim**-0.5,
     )

@@ -9,6 +9,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 HOPPER = GPUTarget("cuda", 90, 32)
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
@@ -54,6 +56,9 @@ def _source(kernel: triton.JITFunction, values: dict[str, object]) -> ASTSource:
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
             aligned = not parameter.do_not_specialize_on_alignment
+        elif isinstance(value, TensorDescriptor):
+            element = TYPES[value.base.dtype].removeprefix("*")
+            signature[name] = f"tensordesc<{element}{value.block_shape},{value.layout!r}>"
         elif isinstance(value, int):
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
             aligned = value % 16 == 0 and not parameter.do_not_specialize
@@ -61,4 +66,5 @@ def _source(kernel: triton.JITFunction, values: dict[str, object]) -> ASTSource:
             signature[name] = "fp32"
         if aligned:
             attributes[at,] = [["tt.divisibility", 16]]
-    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    return source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)

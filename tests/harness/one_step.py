@@ -34,7 +34,6 @@ class OneSequence:
             query_start=torch.tensor([0, len(ids)], dtype=torch.int32, device=device),
             context_lens=torch.tensor([self.length], dtype=torch.int32, device=device),
             num_decodes=int(len(ids) == 1),
-            max_query_len=len(ids),
             max_context_len=self.length,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

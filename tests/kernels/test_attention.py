@@ -63,7 +63,7 @@ def test_prefill_on_the_cpu_agrees_with_the_reference(
 ) -> None:
     lengths = [(1, 1), (31, 31), (32, 32), (33, 33), (0, 0), (17, 100), (1, 64), (64, 65), (5, 300)]
     rows = contiguous(paged_rows(lengths, heads, dtype=dtype))
-    out = prefill_attention(*rows.prefill_arguments()[:-1], rows.max_query_len, rows.scale)
+    out = prefill_attention(*rows.prefill_arguments())
     assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
 
 

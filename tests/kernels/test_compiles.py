@@ -9,6 +9,7 @@ from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.edit_logits import edit_logits
 from headrace.kernels.logprobs import logprobs
 from headrace.kernels.prefill_attention import prefill_attention
+from headrace.kernels.prefill_hopper import prefill_hopper
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
 from headrace.kernels.rope_cache import rope_and_cache
 from headrace.kernels.sample import sample
@@ -55,9 +56,21 @@ def test_prefill_attention_compiles_to_hopper_s_matrix_products(
 ) -> None:
     rows = paged_rows([(70, 100), (5, 5)], heads, dtype=BF16)
     with compiled_not_run(monkeypatch) as compiled:
-        prefill_attention(*rows.prefill_arguments()[:-1], rows.max_query_len, rows.scale)
+        prefill_attention(*rows.prefill_arguments())
     assert len(compiled) == 1
     assert "wgmma" in compiled[0].asm["ptx"]
+
+
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
+def test_prefill_attention_of_long_contexts_compiles_with_its_products_in_flight(
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int]
+) -> None:
+    rows = paged_rows([(70, 100), (5, 5)], heads, dtype=BF16)
+    with compiled_not_run(monkeypatch) as compiled:
+        prefill_hopper(*rows.prefill_arguments(), out=torch.empty_like(rows.q))
+    assert len(compiled) == 1
+    # The products with V are still running while the scores before them are weighed.
+    assert "wgmma.wait_group.sync.aligned 4" in compiled[0].asm["ptx"]
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
