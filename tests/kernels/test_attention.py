@@ -92,7 +92,7 @@ def test_a_row_s_result_does_not_depend_on_its_neighbours() -> None:
 def test_decode_is_prefill_with_one_query_token_a_row() -> None:
     rows = contiguous(paged_rows([(1, context) for context in CONTEXTS[1:]], (9, 3, 64)))
     decoded = decode_attention(*rows.decode_arguments()[:-1], rows.max_context_len, rows.scale)
-    prefilled = prefill_attention(*rows.prefill_arguments()[:-1], 1, rows.scale)
+    prefilled = prefill_attention(*rows.prefill_arguments())
     torch.testing.assert_close(decoded, prefilled, atol=1e-6, rtol=1e-5)
 
 
@@ -101,4 +101,4 @@ def test_query_heads_that_do_not_share_key_heads_evenly_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of Hkv"):
         decode_attention(*rows.decode_arguments()[:-1], 4, rows.scale)
     with pytest.raises(ValueError, match="multiple of Hkv"):
-        prefill_attention(*rows.prefill_arguments()[:-1], 1, rows.scale)
+        prefill_attention(*rows.prefill_arguments())
