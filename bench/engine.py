@@ -36,6 +36,8 @@ class MeasuredExecutor:
 
 
 class _MeasuredHandle:
+    """A step's handle whose tokens are waited for by the clock."""
+
     def __init__(self, handle, owner) -> None:
         self.handle, self.owner = handle, owner
 
@@ -45,8 +47,8 @@ class _MeasuredHandle:
         self.owner.waited += time.perf_counter() - start
         return tokens
 
-    def logprobs(self):
-        return self.handle.logprobs()
+    def __getattr__(self, name):
+        return getattr(self.handle, name)
 
 
 def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, tag: str) -> dict:
