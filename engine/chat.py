@@ -84,7 +84,7 @@ class ChatFormat:
         if tool_form not in ("auto", *FORMS):
             raise EngineError(f"tool_form must be auto or one of {', '.join(FORMS)}, not {tool_form!r}")
         self._tokenizer = tokenizer
-        template = tokenizer.chat_template(tools=True)
+        self._template = template = tokenizer.chat_template(tools=True)
         self._takes_tools = "tools" in template
         self._form = form_of(template) if tool_form == "auto" else FORMS[tool_form]
         self._thinks = END_OF_THINK in template
@@ -127,7 +127,7 @@ class ChatFormat:
         """What an answer must be that has to call tools, in Lark's notation; None where it need not."""
         if options.tool_choice is not ToolChoice.REQUIRED or self._form is None:
             return None
-        words = self._form.words(lambda text: bool(self._tokenizer.ids_of((text,))))
+        words = self._form.words(self._template)
         tools = [tool for tool in options.tools if tool["function"]["name"] in options.offered]
         several = options.parallel_tool_calls and options.only_tool is None
         thought = thought_rules(self._term, THINK, END_OF_THINK, opened=thinking) if self._thinks else ""

@@ -7,7 +7,7 @@ nothing is lost.
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,8 +43,8 @@ class ToolForm(Protocol):
     def writes(self, template: str) -> bool:
         """Whether a model with this chat template uses the form."""
 
-    def words(self, is_token: Callable[[str], bool]) -> Words:
-        """How calls are written by a model whose tokenizer has tokens for these texts."""
+    def words(self, template: str) -> Words:
+        """How calls are written by a model with this chat template."""
 
     def read(self, text: str, offered: Collection[str]) -> tuple[str, list[Call]]:
         """The text without its calls of ``offered`` functions, and those calls in their order."""
@@ -59,7 +59,7 @@ class Hermes:
         """Whether a model with this chat template uses the form (Qwen3-Coder's tags hold XML, which is another)."""
         return self.markers[0] in template and "<function=" not in template
 
-    def words(self, is_token: Callable[[str], bool]) -> Words:
+    def words(self, template: str) -> Words:
         """How calls are written."""
         return Words('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>")
 
@@ -93,7 +93,7 @@ class Llama3:
         """Whether a model with this chat template uses the form."""
         return '{"name": function name, "parameters": dictionary' in template
 
-    def words(self, is_token: Callable[[str], bool]) -> Words:
+    def words(self, template: str) -> Words:
         """How calls are written."""
         return Words('{"name": "{name}", "parameters": ', "}", between="; ")
 
@@ -124,9 +124,9 @@ class Mistral:
         """Whether a model with this chat template uses the form."""
         return self.markers[0] in template
 
-    def words(self, is_token: Callable[[str], bool]) -> Words:
-        """How calls are written: the newer form is that of tokenizers which know ``[ARGS]``."""
-        if is_token("[ARGS]"):
+    def words(self, template: str) -> Words:
+        """How calls are written: in the newer form if the template writes it."""
+        if "[ARGS]" in template:
             return Words("[TOOL_CALLS]{name}[ARGS]", "", between="")
         call = '{"name": "{name}", "arguments": '
         return Words(call, "}", between=", ", begin="[TOOL_CALLS][", end="]")

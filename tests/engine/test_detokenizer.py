@@ -122,6 +122,21 @@ def test_special_tokens_are_skipped_or_kept(kind: str) -> None:
     assert detokenize(tokenizer, [*ids, 1]) == "water<sep>"
 
 
+@kinds
+@settings(deadline=None)
+@given(data=st.data())
+def test_skipping_special_tokens_is_leaving_them_out(kind: str, data: st.DataObject) -> None:
+    tokenizer = small(kind)
+    ids = data.draw(
+        st.lists(st.sampled_from([0, 1]) | st.integers(0, len(tokenizer.pieces()) - 1), max_size=40)
+    )
+    for shown in (frozenset[int](), frozenset((1,))):
+        left = [token for token in ids if token not in tokenizer.special_ids - shown]
+        text = detokenize(tokenizer, left, skip_special=False)
+        stream = Detokenizer(tokenizer, shown=shown)
+        assert "".join([*(stream.feed(chunk) for chunk in chunks(data, ids)), stream.close()]) == text
+
+
 def test_an_answer_keeps_the_space_between_it_and_the_prompt() -> None:
     tokenizer = small("sentencepiece")
     prompt, answer = tokenizer.encode("the"), tokenizer.encode("wheel")[1:]

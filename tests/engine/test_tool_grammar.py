@@ -99,11 +99,13 @@ def test_nothing_else_is_an_answer(form: str) -> None:
     assert not takes(tokenizer, one, required(only_tool="clock"))
 
 
-@pytest.mark.parametrize("special", [("[TOOL_CALLS]",), ("[TOOL_CALLS]", "[ARGS]")], ids=["older", "newer"])
-def test_markers_are_the_tokens_that_the_model_knows(special: tuple[str, ...]) -> None:
-    tokenizer = small_chat(TEMPLATES["mistral"], special)
+@pytest.mark.parametrize("special", [(), ("[TOOL_CALLS]", "[ARGS]")], ids=["as text", "as special tokens"])
+@pytest.mark.parametrize("newer", [False, True])
+def test_markers_are_those_of_the_template_and_tokens_where_the_model_has_them(
+    newer: bool, special: tuple[str, ...]
+) -> None:
+    tokenizer = small_chat(TEMPLATES["mistral"] + "[ARGS]" * newer, special)
     call = f"[TOOL_CALLS]weather[ARGS]{OSLO}"
-    newer = "[ARGS]" in special
     assert takes(tokenizer, call, required()) is newer
     assert takes(tokenizer, call + call, required()) is newer
     assert takes(tokenizer, written("mistral")[0], required()) is not newer
