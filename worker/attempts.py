@@ -13,6 +13,7 @@ from headrace.engine.request import FinishReason
 from headrace.engine.text import TextCompletion
 from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import ErrorCode, JobState
+from headrace.worker import job_log
 from headrace.worker.bulk import BulkCall
 from headrace.worker.job import Job, Stage
 from headrace.worker.metrics import Metrics
@@ -165,8 +166,10 @@ class Attempts:
             self._return([job], died=False)
             return
         if job.verdict is None and retry is not None and done.error is not None:
+            wait_s = retry.wait_s(job.attempt)
             self._metrics.retried(done.error.code)
-            self._return([job], died=False, until=now + retry.wait_s(job.attempt))
+            job_log.retried(job, done.error.code, wait_s)
+            self._return([job], died=False, until=now + wait_s)
             return
         self._leave(job)
         if job.verdict is not None and (aborted or done.error is not None):

@@ -6,7 +6,7 @@ event. No label has more values than the code knows: no tenants, no batches, no 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import fields
 from time import time
 from typing import TYPE_CHECKING, TypeVar
@@ -119,15 +119,15 @@ class Metrics:
         self._jobs.labels(job.tier, state).inc()
         self._job_seconds.labels(job.tier).observe(_since(job))
         if code is not None:
-            self._errors.labels(_known(code, ErrorCode)).inc()
+            self._errors.labels(known_code(code)).inc()
 
     def died(self, code: str) -> None:
         """A record goes to the dead-letter topic."""
-        self._dead.labels(_known(code, ErrorCode)).inc()
+        self._dead.labels(known_code(code)).inc()
 
     def retried(self, code: str) -> None:
         """An attempt failed and will be tried again."""
-        self._retries.labels(_known(code, RETRIABLE)).inc()
+        self._retries.labels(known_code(code, RETRIABLE)).inc()
 
     def engine_died(self) -> None:
         """The engine died, and what was in it runs again."""
@@ -229,9 +229,9 @@ def _since(job: "Job") -> float:
     return max(0.0, time() - job.row.submitted_at.timestamp())
 
 
-def _known(code: str, known: Iterable[str]) -> str:
-    """An engine may make up codes; what is not in our tables is one label, not many."""
-    return code if code in set(known) else OTHER
+def known_code(code: str, known: Container[str] = frozenset(ErrorCode)) -> str:
+    """An engine may make up codes; what is not in our tables is one label, not many, and nobody's text."""
+    return code if code in known else OTHER
 
 
 M = TypeVar("M", Counter, Histogram)

@@ -12,7 +12,7 @@ from headrace.engine.text import TextCompletion
 from headrace.ledger import Finished, Ledger, OutcomeRow, StoredJob
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState
 from headrace.store import open_store
-from headrace.worker import translate
+from headrace.worker import job_log, translate
 from headrace.worker.brake import Brake
 from headrace.worker.bulk import BulkCall
 from headrace.worker.config import WorkerConfig
@@ -89,6 +89,7 @@ class Outcomes:
     def reject_record(self, rejection: Rejection) -> None:
         """The record is no job."""
         self._metrics.died(rejection.row.code)
+        job_log.rejected(rejection)
         self.brake.note(dead=True, now=time.monotonic())
         self._rejects.put([rejection])
 
@@ -182,9 +183,9 @@ class Outcomes:
     def _note_written(self, job: Job, row: OutcomeRow, finished: Finished) -> None:
         id = job.row.id
         if id in finished.changed:
-            self._metrics.ended(job, row.state, row.error_code)
+            self._note_ended(job, row.state, row.error_code)
         elif id in finished.refused and id in finished.winners:
-            self._metrics.ended(job, JobState.FAILED, ErrorCode.LEDGER_REJECTED)
+            self._note_ended(job, JobState.FAILED, ErrorCode.LEDGER_REJECTED)
         body = row.body if id in finished.changed else finished.winners.get(id)
         if body is not None:
             self._publish(job, body)
@@ -192,6 +193,10 @@ class Outcomes:
             self.reject(job, ErrorCode.LEDGER_REJECTED, finished.refused[id])
         else:  # other content, or a later run: the table decides anew
             self._look_up(job)
+
+    def _note_ended(self, job: Job, state: JobState, code: str | None) -> None:
+        self._metrics.ended(job, state, code)
+        job_log.ended(job, state, code)
 
     def _publish(self, job: Job, body: bytes) -> None:
         job.stage = Stage.ENDING

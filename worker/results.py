@@ -6,6 +6,7 @@ from hashlib import sha256
 
 from headrace.ledger.rows import OutcomeRow
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState, Reference, clean_text, topics
+from headrace.schemas.trace import trace_of
 from headrace.store import Store
 from headrace.worker import translate
 from headrace.worker.job import Job
@@ -71,8 +72,7 @@ def result_record(topic: str, job: Job, body: bytes) -> Publication:
     names = ((topics.TENANT, row.tenant), (topics.BATCH_ID, row.batch_id), (topics.CUSTOM_ID, row.custom_id))
     headers: Headers = [(topics.CONTENT_TYPE, topics.JSON)]
     headers += [(name, text.encode("utf-8", "replace")) for name, text in names if text is not None]
-    traced = (topics.TRACEPARENT, topics.TRACESTATE)
-    headers += [(name, value) for name, value in job.deliveries[0].headers if name in traced]
+    headers += trace_of(job.deliveries[0].headers)
     return Publication(topic, str(row.id).encode(), body, headers, job)
 
 
