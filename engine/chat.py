@@ -11,7 +11,7 @@ from headrace.engine.detokenizer import detokenize
 from headrace.engine.errors import EngineError, InvalidRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.tool_forms import FORMS, Call, form_of
-from headrace.engine.tool_grammar import grammar, literal, thought_rules
+from headrace.engine.tool_grammar import Thought, calls_grammar, literal, text_or_calls_grammar
 
 THINK, END_OF_THINK = "<think>", "</think>"
 _TAIL_TOKENS = 8
@@ -88,8 +88,8 @@ class ChatFormat:
         self._takes_tools = "tools" in template
         self._form = form_of(template) if tool_form == "auto" else FORMS[tool_form]
         self._thinks = END_OF_THINK in template
-        self._reasoning_ids = tokenizer.ids_of((THINK, END_OF_THINK)) if self._thinks else frozenset()
-        self._tool_ids = tokenizer.ids_of(self._form.markers) if self._form else frozenset()
+        self._reasoning_ids = tokenizer.ids_of((THINK, END_OF_THINK)) if self._thinks else {}
+        self._tool_ids = tokenizer.ids_of(self._form.markers) if self._form else {}
 
     def check(self, options: ChatOptions) -> None:
         """Whether the model can do what is asked. Raises InvalidRequest."""
@@ -109,7 +109,8 @@ class ChatFormat:
 
     def shown_ids(self, options: ChatOptions) -> frozenset[int]:
         """Special tokens that must be shown in an answer's text, so that ``read`` finds what they mark."""
-        return self._reasoning_ids | (self._tool_ids if options.shown_tools else frozenset())
+        ids = self._reasoning_ids | (self._tool_ids if options.shown_tools else {})
+        return self._tokenizer.special_ids.intersection(ids.values())
 
     def thinking(
         self, prompt: Sequence[int], messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -124,19 +125,22 @@ class ChatFormat:
         return tail.rstrip().endswith(THINK)
 
     def grammar(self, options: ChatOptions, *, thinking: bool) -> str | None:
-        """What an answer must be that has to call tools, in Lark's notation; None where it need not."""
-        if options.tool_choice is not ToolChoice.REQUIRED or self._form is None:
+        """What an answer must be, in Lark's notation: where it must call a tool, or may call one that is ``strict``.
+
+        None where anything goes.
+        """
+        tools = [tool for tool in options.shown_tools if tool["function"]["name"] in options.offered]
+        required = options.tool_choice is ToolChoice.REQUIRED
+        if self._form is None or not (required or any(tool["function"].get("strict") for tool in tools)):
             return None
-        words = self._form.words(self._template)
-        tools = [tool for tool in options.tools if tool["function"]["name"] in options.offered]
+        write = calls_grammar if required else text_or_calls_grammar
         several = options.parallel_tool_calls and options.only_tool is None
-        thought = thought_rules(self._term, THINK, END_OF_THINK, opened=thinking) if self._thinks else ""
-        return grammar(words, tools, self._term, several=several, thought=thought)
+        thought = Thought(THINK, END_OF_THINK, opened=thinking) if self._thinks else None
+        return write(self._form.words(self._template), tools, self._term, several=several, thought=thought)
 
     def _term(self, text: str) -> str:
-        """A text as terms of a grammar: special tokens among its words by their ids, since they are no text."""
-        markers = (*self._form.markers, THINK, END_OF_THINK) if self._form else (THINK, END_OF_THINK)
-        ids = {word: id for word in markers for id in self._tokenizer.ids_of((word,))}
+        """A text as terms of a grammar: tokens among its words by their ids, since llguidance takes them for no text."""
+        ids = self._reasoning_ids | self._tool_ids
         if not ids:
             return literal(text)
         parts = re.split(f"({'|'.join(map(re.escape, ids))})", text)

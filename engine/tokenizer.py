@@ -70,9 +70,10 @@ class Tokenizer:
         except ValueError:
             return ""
 
-    def ids_of(self, texts: Iterable[str]) -> frozenset[int]:
-        """The special tokens among tokens that stand for these texts."""
-        return frozenset(map(self._backend.token_to_id, texts)) & self.special_ids
+    def ids_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """The tokens that stand for these texts, for those that are one token."""
+        ids = {text: self._backend.token_to_id(text) for text in texts}
+        return {text: id for text, id in ids.items() if id is not None}
 
     def pieces(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> list[bytes]:
         """Each id's bytes; special tokens but those ``shown`` have none if ``skip_special``. Shared: not to be changed."""

@@ -61,7 +61,7 @@ class Hermes:
 
     def words(self, template: str) -> Words:
         """How calls are written."""
-        return Words('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>")
+        return Words('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", marker="<tool_call>")
 
     def read(self, text: str, offered: Collection[str]) -> tuple[str, list[Call]]:
         """The text without its calls, and the calls. The last closing tag may be missing: the answer ended there."""
@@ -127,9 +127,9 @@ class Mistral:
     def words(self, template: str) -> Words:
         """How calls are written: in the newer form if the template writes it."""
         if "[ARGS]" in template:
-            return Words("[TOOL_CALLS]{name}[ARGS]", "", between="")
+            return Words("[TOOL_CALLS]{name}[ARGS]", "", marker="[TOOL_CALLS]", between="")
         call = '{"name": "{name}", "arguments": '
-        return Words(call, "}", between=", ", begin="[TOOL_CALLS][", end="]")
+        return Words(call, "}", marker="[TOOL_CALLS]", between=", ", begin="[TOOL_CALLS][", end="]")
 
     def read(self, text: str, offered: Collection[str]) -> tuple[str, list[Call]]:
         """The text without its calls, and the calls."""

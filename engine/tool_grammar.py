@@ -1,4 +1,4 @@
-"""The grammar of an answer that must call tools, in Lark's notation as llguidance has it.
+"""Grammars of answers that call tools, in Lark's notation as llguidance has it.
 
 A thought may stand before the calls where the model thinks. Arguments fit their function's JSON Schema; each schema is
 a document of its own, so that its references (``#/$defs/...``) lead where its author meant.
@@ -6,48 +6,115 @@ a document of its own, so that its references (``#/$defs/...``) lead where its a
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As ``json.dumps`` writes: one form for every value, so that no model can lose itself in white space."""
+
+Term = Callable[[str], str]
+"""From a text to terms of a grammar: the words that are tokens of the model are named by their ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
     """What a form writes around calls and around arguments; ``{name}`` stands for the function's name.
 
-    begin, end: around all calls. between: between two. before, after: around the arguments of each.
+    marker: what tells calls from other text, at the beginning of ``begin`` or else of ``before``; empty where a call is
+    the whole answer. begin, end: around all calls. between: between two. before, after: around the arguments of each.
     """
 
     before: str
     after: str
+    marker: str = ""
     between: str = "\n"
     begin: str = ""
     end: str = ""
 
+    def behind_the_marker(self) -> "Words":
+        """The same without the marker."""
+        if self.begin:
+            return replace(self, begin=self.begin.removeprefix(self.marker))
+        return replace(self, before=self.before.removeprefix(self.marker))
 
-def grammar(
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A thought that stands before the calls. opened: the prompt has begun it, so that it must be ended."""
+
+    begin: str
+    end: str
+    opened: bool
+
+    def rules(self, term: Term) -> str:
+        """A rule ``thought``, which takes the line ends behind the thought too."""
+        opening = "" if self.opened else term(self.begin)
+        if (closing := term(self.end)).startswith(
+            "<"
+        ):  # a token of its own is no text: the text ends before it
+            return f'thought: {opening} IDEAS {closing} "\\n"*\nIDEAS: /(.|\\n)*/'
+        return f'thought: {opening} ideas "\\n"*\nideas[suffix={closing}]: /(.|\\n)*/'
+
+
+def calls_grammar(
     words: Words,
     tools: Sequence[Mapping[str, Any]],
-    term: Callable[[str], str],
+    term: Term,
     *,
     several: bool,
-    thought: str = "",
+    thought: Thought | None = None,
 ) -> str:
-    """An answer of one call or, if ``several``, more.
+    """An answer of one call or, if ``several``, more. tools: the functions that may be called, as OpenAI has them."""
+    return "\n".join(
+        [_start("calls", thought), *_calls(words, tools, term, several), *_thought(thought, term)]
+    )
 
-    tools: the functions that may be called, as OpenAI has them. term: from a text to terms of the grammar, so that the
-    form's markers are the tokens that the model knows. thought: a rule for what may stand before the calls.
-    """
+
+def text_or_calls_grammar(
+    words: Words,
+    tools: Sequence[Mapping[str, Any]],
+    term: Term,
+    *,
+    several: bool,
+    thought: Thought | None = None,
+) -> str:
+    """Any answer, in which calls are what they should be. Where no word marks a call, other answers begin with no ``{``."""
+    if not words.marker:
+        text = ["answer: calls | OTHER?", "OTHER: /[^{](.|\\n)*/", *_calls(words, tools, term, several)]
+    else:
+        marker = term(words.marker)
+        said = f"said: TEXT {marker}" if marker.startswith("<") else f"said[lazy]: TEXT {marker}"
+        separate = several and not words.begin  # then each call has the marker, and text may stand between
+        text = [
+            f"answer: called{'*' if several else '?'} TEXT",
+            "called: said calls",
+            said,
+            "TEXT: /(.|\\n)*/",
+            *_calls(words.behind_the_marker(), tools, term, several and not separate),
+        ]
+    return "\n".join([_start("answer", thought), *text, *_thought(thought, term)])
+
+
+def literal(text: str) -> str:
+    """A text as a term, none for the empty one."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _start(answer: str, thought: Thought | None) -> str:
+    before = "" if thought is None else "thought" if thought.opened else "thought?"
+    return f"start: {before} {answer}"
+
+
+def _thought(thought: Thought | None, term: Term) -> list[str]:
+    return [] if thought is None else [thought.rules(term)]
+
+
+def _calls(words: Words, tools: Sequence[Mapping[str, Any]], term: Term, several: bool) -> list[str]:
+    """Rules: ``calls`` is one call or more, with what stands around them all."""
     functions = [tool["function"] for tool in tools]
+    more = f"({term(words.between)} call)*" if several else ""
     rules = [
-        " ".join(
-            filter(
-                None, ("start:", "thought?" if thought else "", term(words.begin), "calls", term(words.end))
-            )
-        ),
-        f"calls: call ({term(words.between)} call)*" if several else "calls: call",
+        f"calls: {term(words.begin)} call {more} {term(words.end)}",
         "call: " + " | ".join(f"call_{n}" for n in range(len(functions))),
     ]
     for n, function in enumerate(functions):
@@ -56,22 +123,7 @@ def grammar(
         )
         rules.append(f"call_{n}: {before} arguments_{n} {after}")
         rules.append(f"arguments_{n}: %json {_schema(function)}")
-    return "\n".join([*rules, thought])
-
-
-def thought_rules(term: Callable[[str], str], begin: str, end: str, *, opened: bool) -> str:
-    """A rule ``thought``: from ``begin``, which the prompt may have ``opened``, to ``end`` and the line ends behind."""
-    opening = "" if opened else term(begin)
-    if (closing := term(end)).startswith(
-        "<"
-    ):  # a special token is no text, so the text ends before it by itself
-        return f'thought: {opening} IDEAS {closing} "\\n"*\nIDEAS: /(.|\\n)*/'
-    return f'thought: {opening} ideas "\\n"*\nideas[suffix={closing}]: /(.|\\n)*/'
-
-
-def literal(text: str) -> str:
-    """A text as a term, none for the empty one."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return rules
 
 
 def _schema(function: Mapping[str, Any]) -> str:

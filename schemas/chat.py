@@ -154,6 +154,12 @@ class Function(BaseModel):
         default=None, description="an object; the JSON Schema of its arguments, which are an object"
     )
 
+    strict: bool | None = Field(
+        default=None,
+        description="true or false; true makes every call's arguments fit the schema; so does a tool_choice that"
+        " makes the model call",
+    )
+
     @model_validator(mode="after")
     def _arguments_are_an_object(self) -> Self:
         if (self.parameters or {}).get("type", "object") != "object":

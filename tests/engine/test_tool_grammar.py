@@ -1,5 +1,6 @@
 """Grammars of answers that must call tools, as llguidance reads them."""
 
+import dataclasses
 from typing import Any
 
 import llguidance
@@ -44,6 +45,7 @@ FORMS = {
         "[TOOL_CALLS][{}, {}]",
     ),
 }
+FORM_MARKERS = {"hermes": ("<tool_call>", "</tool_call>"), "llama3": (), "mistral": ("[TOOL_CALLS]",)}
 forms = pytest.mark.parametrize("form", FORMS)
 
 
@@ -71,8 +73,10 @@ def written(form: str) -> tuple[str, str]:
 
 
 @forms
-def test_an_answer_is_one_call_or_more_that_the_form_itself_reads(form: str) -> None:
-    tokenizer = small_chat(TEMPLATES[form])
+@pytest.mark.parametrize("special", [None, False, True], ids=["as text", "as tokens", "as special tokens"])
+def test_an_answer_is_one_call_or_more_that_the_form_itself_reads(form: str, special: bool | None) -> None:
+    markers = FORM_MARKERS[form] if special is not None else ()
+    tokenizer = small_chat(TEMPLATES[form], markers, special=bool(special))
     one, two = written(form)
     assert takes(tokenizer, one, required())
     assert takes(tokenizer, two, required())
@@ -111,14 +115,38 @@ def test_markers_are_those_of_the_template_and_tokens_where_the_model_has_them(
     assert takes(tokenizer, written("mistral")[0], required()) is not newer
 
 
-@pytest.mark.parametrize("special", [(), ("<think>", "</think>")], ids=["as text", "as special tokens"])
-def test_a_model_that_thinks_may_think_before_it_calls(special: tuple[str, ...]) -> None:
-    tokenizer = small_chat(TEMPLATES["hermes"] + "</think>", special)
+@pytest.mark.parametrize("special", [None, False, True], ids=["as text", "as tokens", "as special tokens"])
+def test_a_model_that_thinks_may_think_before_it_calls(special: bool | None) -> None:
+    tags = ("<think>", "</think>") if special is not None else ()
+    tokenizer = small_chat(TEMPLATES["hermes"] + "</think>", tags, special=bool(special))
     call = written("hermes")[0]
     assert takes(tokenizer, f"<think>\nLet me\nsee.\n</think>\n\n{call}", required())
     assert takes(tokenizer, call, required())
     assert takes(tokenizer, f"Let me\nsee.</think>\n\n{call}", required(), thinking=True)
     assert not takes(tokenizer, f"Let me see. {call}", required())
+    assert not takes(tokenizer, call, required(), thinking=True), "it would be part of the thought"
+
+
+STRICT = ChatOptions(tools=[TOOLS[0] | {"function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]])  # type: ignore[operator]
+
+
+@forms
+@pytest.mark.parametrize("special", [None, False, True], ids=["as text", "as tokens", "as special tokens"])
+def test_strict_functions_are_called_as_their_schemas_say_in_any_answer(
+    form: str, special: bool | None
+) -> None:
+    markers = FORM_MARKERS[form] if special is not None else ()
+    tokenizer = small_chat(TEMPLATES[form], markers, special=bool(special))
+    one, two = written(form)
+    for answer in ("It rains.", "", "a <tool of [TOOL", one, two):
+        assert takes(tokenizer, answer, STRICT), answer
+    assert not takes(tokenizer, one.replace('"Oslo"', "5"), STRICT)
+    assert not takes(tokenizer, one.replace("weather", "rm"), STRICT)
+    if form != "llama3":
+        assert takes(tokenizer, f"I look. {one} Done.", STRICT)
+        assert not takes(tokenizer, f"I look. {one[:-3]}", STRICT)
+    alone = dataclasses.replace(STRICT, parallel_tool_calls=False)
+    assert takes(tokenizer, one, alone)
 
 
 def test_only_an_answer_that_must_call_has_a_grammar() -> None:

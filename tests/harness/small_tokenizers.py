@@ -30,10 +30,11 @@ def small(kind: str, *, template: bool = True) -> engine.Tokenizer:
 
 
 @cache
-def small_chat(template: str, special: tuple[str, ...] = ()) -> engine.Tokenizer:
-    """A byte-level one with this chat template, and these texts as special tokens."""
+def small_chat(template: str, tokens: tuple[str, ...] = (), *, special: bool = True) -> engine.Tokenizer:
+    """A byte-level one with this chat template, and these texts as tokens, ``special`` or not."""
     wrapped = transformers_tokenizer("byte_level", template=False)
-    wrapped.backend_tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    added = [AddedToken(text, special=special, normalized=False) for text in tokens]
+    (wrapped.backend_tokenizer.add_special_tokens if special else wrapped.backend_tokenizer.add_tokens)(added)
     wrapped.chat_template = template
     return engine.Tokenizer(wrapped)
 
