@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING
 
 from headrace.engine.chat import ChatFormat, Said, ToolCall
 from headrace.engine.detokenizer import Detokenizer
-from headrace.engine.request import Completion, FinishReason, Logprobs, SamplingParams
+from headrace.engine.request import Completion, FinishReason, SamplingParams
 from headrace.engine.stop import StopHit, StopWatch
+from headrace.engine.token_logprobs import TokenLogprob, told
 from headrace.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headrace.engine.text import TextRequest
-
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token and its log-probability. top: the likeliest tokens of its place, likeliest first."""
-
-    token_id: int
-    data: bytes
-    logprob: float
-    top: tuple["TokenLogprob", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +86,7 @@ class Answer:
         text = self._detokenizer.feed(tokens) + self._detokenizer.close()
         if hit:
             text = text[: hit.chars]
-        logprobs = None if done.logprobs is None else self._logprobs(tokens, done.logprobs)
+        logprobs = None if done.logprobs is None else told(tokens, done.logprobs, self._pieces)
         said = self._take_apart(text, done.id)
         if said.tool_calls and reason is FinishReason.STOP:
             reason = FinishReason.TOOL_CALLS
@@ -121,15 +109,6 @@ class Answer:
         thinking = self._chat_format.thinking(self._prompt, request.messages, request.chat)
         return self._chat_format.read(text, request.chat, thinking=thinking, seed=seed)
 
-    def _logprobs(self, tokens: list[int], logprobs: Logprobs) -> list[TokenLogprob]:
-        def named(ids: Iterable[int], values: Iterable[float]) -> Iterable[TokenLogprob]:
-            for token, value in zip(ids, values, strict=False):
-                yield TokenLogprob(token, self._pieces[token], max(value, LEAST_LOGPROB))
-
-        chosen = named(tokens, logprobs.chosen.tolist())
-        tops = map(named, logprobs.top_ids.tolist(), logprobs.top.tolist())
-        return [replace(token, top=tuple(top)) for token, top in zip(chosen, tops, strict=False)]
-
 
 @dataclass(slots=True)
 class Answers:
@@ -138,6 +117,8 @@ class Answers:
     waited_s: from ``add_many`` until the engine got the request.
     """
 
+    request: "TextRequest"
+    prompt: list[int]
     awaited: int
     ended: list[tuple[TextChoice, Completion]] = field(default_factory=list)
     waited_s: float = 0.0
@@ -145,7 +126,15 @@ class Answers:
 
 def engine_ids(request: "TextRequest") -> list[str]:
     """The ids under which the engine knows a request's answers: the first is the request's own."""
-    return [request.id, *(f"{request.id}#{index}" for index in range(1, request.n))]
+    count = request.n if request.continuations is None else len(request.continuations)
+    return [request.id, *(f"{request.id}#{index}" for index in range(1, count))]
+
+
+def prompt_logprobs_of(request: "TextRequest") -> int | None:
+    """Of how many of the likeliest tokens the log-probabilities of the prompt's places are needed; None: of none."""
+    echoed = request.sampling.logprobs if request.echo else None
+    wanted = [count for count in (request.prompt_logprobs, echoed) if count is not None]
+    return max(wanted, default=None)
 
 
 def sampling_of(sampling: SamplingParams, index: int) -> SamplingParams:

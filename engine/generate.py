@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from headrace.engine.answers import TextChoice, TokenLogprob
-from headrace.engine.request import FinishReason
+from headrace.engine.answers import TextChoice
 from headrace.engine.result_file import Inputs, LineDigest, LineSet, ResultFile
 from headrace.engine.text import RequestError, TextCompletion, TextRequest
+from headrace.engine.token_logprobs import TokenLogprob
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 POLL_S = 0.2
@@ -74,26 +74,42 @@ Line = tuple[int, str, bytes | None]
 def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
     """A completion as a plain object: the default ``encode``. A mapping given as ``job`` stands in front."""
     ids = dict(job) if isinstance(job, Mapping) else {}
-    return ids | {
-        "state": "failed" if completion.error else "succeeded",
-        "choices": [
-            {
-                "index": choice.index,
-                "text": choice.text,
-                "finish_reason": choice.finish_reason.value,
-                "stop_reason": choice.stop_reason,
-            }
-            | _plain_chat(choice)
-            | _plain_logprobs(choice)
-            for choice in completion.choices
-        ],
-        "usage": {
-            "prompt_tokens": completion.prompt_tokens,
-            "cached_tokens": completion.cached_tokens,
-            "completion_tokens": completion.completion_tokens,
-        },
-        "error": dataclasses.asdict(completion.error) if completion.error else None,
-    }
+    return (
+        ids
+        | {
+            "state": "failed" if completion.error else "succeeded",
+            "choices": [
+                {
+                    "index": choice.index,
+                    "text": choice.text,
+                    "finish_reason": choice.finish_reason.value,
+                    "stop_reason": choice.stop_reason,
+                }
+                | _plain_chat(choice)
+                | _plain_logprobs(choice)
+                for choice in completion.choices
+            ],
+            "usage": {
+                "prompt_tokens": completion.prompt_tokens,
+                "cached_tokens": completion.cached_tokens,
+                "completion_tokens": completion.completion_tokens,
+            },
+            "error": dataclasses.asdict(completion.error) if completion.error else None,
+        }
+        | _plain_looks(completion)
+    )
+
+
+def _plain_looks(completion: TextCompletion) -> dict[str, Any]:
+    """What the model made of the prompt, where that was asked for."""
+    looks: dict[str, Any] = {}
+    if completion.prompt_logprobs is not None:
+        looks["prompt_logprobs"] = _plain_tokens(completion.prompt_logprobs)
+    if completion.scores is not None:
+        looks["scores"] = [dataclasses.asdict(score) for score in completion.scores]
+    if completion.vector is not None:
+        looks["vector"] = completion.vector.tolist()
+    return looks
 
 
 def _plain_chat(choice: TextChoice) -> dict[str, Any]:
@@ -104,14 +120,15 @@ def _plain_chat(choice: TextChoice) -> dict[str, Any]:
 
 
 def _plain_logprobs(choice: TextChoice) -> dict[str, Any]:
-    if choice.logprobs is None:
-        return {}
+    return {} if choice.logprobs is None else {"logprobs": _plain_tokens(choice.logprobs)}
 
+
+def _plain_tokens(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     def plain(token: TokenLogprob) -> dict[str, Any]:
         text = token.data.decode("utf-8", "replace")
         return {"token_id": token.token_id, "token": text, "logprob": token.logprob}
 
-    return {"logprobs": [plain(t) | {"top": [plain(other) for other in t.top]} for t in choice.logprobs]}
+    return [plain(token) | {"top": [plain(other) for other in token.top]} for token in tokens]
 
 
 def generate(
@@ -220,15 +237,11 @@ class _Run:
         """Abort what is running. What ended by itself meanwhile still counts."""
         self.engine.abort([str(line) for line in self.jobs])
         while self.jobs and (completions := self.engine.poll(POLL_S)):
-            aborted = [c for c in completions if _is_aborted(c)]
+            aborted = [c for c in completions if c.aborted]
             for completion in aborted:
                 del self.jobs[int(completion.id)]
-            self._write([c for c in completions if not _is_aborted(c)])
+            self._write([c for c in completions if not c.aborted])
         self.progress.in_flight = len(self.jobs)
-
-
-def _is_aborted(completion: TextCompletion) -> bool:
-    return any(choice.finish_reason is FinishReason.ABORT for choice in completion.choices)
 
 
 def _too_long() -> ParsedLine:

@@ -41,7 +41,8 @@ def prompt_ids(
             if request.truncate_prompt_tokens is not None:
                 result = results[place] = result[-request.truncate_prompt_tokens :]
             try:
-                check_prompt(result, prompt_form(request), request.sampling, limits)
+                answer = 0 if request.looks else max(1, request.sampling.min_tokens)
+                check_prompt(result, prompt_form(request), answer, limits)
             except InvalidRequest as error:
                 results[place] = error
     return results

@@ -89,7 +89,6 @@ class Slots:
         self.prompt_len[slot] = seq.prompt_len
         self.displaceable[slot] = displaceable
         self.need_from[slot] = seq.need_from
-        self.priority[slot] = seq.request.priority
         self.arrival[slot] = seq.arrival
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : len(seq.stop_ids)] = seq.stop_ids

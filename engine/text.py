@@ -10,12 +10,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.engine.answers import Answer, Answers, TextChoice, bad_word_ids, engine_ids, sampling_of
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.answers import (
+    Answer,
+    Answers,
+    TextChoice,
+    bad_word_ids,
+    engine_ids,
+    prompt_logprobs_of,
+    sampling_of,
+)
 from headrace.engine.chat import ChatFormat, ChatOptions
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError, InvalidRequest
+from headrace.engine.looks import Score, looks, score, unit
 from headrace.engine.prompts import prompt_ids
-from headrace.engine.request import Completion, EngineStats, Request, SamplingParams
+from headrace.engine.request import (
+    Completion,
+    EngineStats,
+    FinishReason,
+    Pooling,
+    Request,
+    SamplingParams,
+)
+from headrace.engine.token_logprobs import TokenLogprob, told_prompt
 from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.validation import Limits
 
@@ -30,7 +50,11 @@ class TextRequest:
     stop: strings that end the text; the earliest completing one wins and is left out, unless ``sampling.include_stop``.
     bad_words: texts that may not be completed. n: how many answers, each with a seed of its own. truncate_prompt_tokens:
     only the prompt's last so many are used. echo: the prompt's text stands before the answer's. chat: how messages are
-    put to the model. Other fields as in Request.
+    put to the model. prompt_logprobs: log-probabilities of the prompt's tokens too, and of so many of the likeliest.
+    Other fields as in Request.
+
+    Two kinds of request look at the prompt, and generate nothing. continuations: texts or token ids, each scored as what
+    comes after the prompt. pooling: the prompt's hidden states as one vector, of length 1 if ``normalize``.
     """
 
     id: str
@@ -45,9 +69,18 @@ class TextRequest:
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     echo: bool = False
+    prompt_logprobs: int | None = None
+    continuations: Sequence[str | Sequence[int]] | None = None
+    pooling: Pooling | None = None
+    normalize: bool = True
     priority: int = 0
     deadline: float | None = None
     salt: str = ""
+
+    @property
+    def looks(self) -> bool:
+        """Whether it only looks at the prompt."""
+        return self.continuations is not None or self.pooling is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +95,10 @@ class RequestError:
 
 @dataclass(frozen=True, slots=True)
 class TextCompletion:
-    """How one TextRequest ended: choices, or an error. Times in seconds from ``add_many``."""
+    """How one TextRequest ended: choices, or what it looked for, or an error. Times in seconds from ``add_many``.
+
+    prompt_logprobs: of each of the prompt's tokens. scores: of the continuations, in their order. vector: [H] fp32.
+    """
 
     id: str
     choices: list[TextChoice]
@@ -74,6 +110,10 @@ class TextCompletion:
     first_token_s: float = 0.0
     total_s: float = 0.0
     error: RequestError | None = None
+    aborted: bool = False
+    prompt_logprobs: list[TokenLogprob] | None = None
+    scores: list[Score] | None = None
+    vector: NDArray[np.float32] | None = None
 
 
 class TextEngine(Protocol):
@@ -135,9 +175,13 @@ class LocalTextEngine:
             elif taken := [name for name in engine_ids(request) if name in self._running]:
                 self._refuse(request.id, _still_running(taken[0]))
             else:
+                try:
+                    parts.append(self._token_requests(request, prompt))
+                except InvalidRequest as error:
+                    self._refuse(request.id, error)
+                    continue
                 self._start(request, prompt)
                 accepted.append(request)
-                parts.append(self._token_requests(request, prompt))
         waited = time.monotonic() - started
         for request in accepted:
             self._answers[request.id].waited_s = waited
@@ -178,12 +222,15 @@ class LocalTextEngine:
 
     def _start(self, request: TextRequest, prompt: list[int]) -> None:
         names = engine_ids(request)
-        self._answers[request.id] = Answers(awaited=len(names))
+        self._answers[request.id] = Answers(request, prompt, awaited=len(names))
         for index, name in enumerate(names):
             self._running[name] = Answer(request, index, prompt, self._tokenizer, self._chat_format)
 
     def _token_requests(self, request: TextRequest, prompt: list[int]) -> list[Request]:
-        sampling = request.sampling
+        sampling, names = request.sampling, engine_ids(request)
+        if request.looks:
+            return looks(request, names, prompt, self._tokenizer, self._limits)
+        likeliest = prompt_logprobs_of(request)
         if request.bad_words:
             words = bad_word_ids(request.bad_words, self._tokenizer)
             sampling = replace(sampling, bad_words=sampling.bad_words + words)
@@ -196,8 +243,10 @@ class LocalTextEngine:
                 deadline=request.deadline,
                 stream=bool(request.stop),
                 salt=request.salt,
+                need_from=None if likeliest is None or index else 0,  # once for all answers
+                prompt_logprobs=likeliest or 0,
             )
-            for index, name in enumerate(engine_ids(request))
+            for index, name in enumerate(names)
         ]
 
     def _submit(self, parts: list[list[Request]]) -> None:
@@ -231,16 +280,40 @@ class LocalTextEngine:
         if len(answers.ended) < answers.awaited:
             return None
         del self._answers[answer.request_id]
-        return _completion(answer.request_id, answers)
+        return self._completion(answers)
+
+    def _completion(self, answers: Answers) -> TextCompletion:
+        """All answers in their order. The prompt counts once, as the first of them met it."""
+        request, prompt = answers.request, answers.prompt
+        ended = sorted(answers.ended, key=lambda pair: pair[0].index)
+        choices = [choice for choice, _ in ended]
+        parts = [done for _, done in ended]
+        completion = _ended(answers, choices, parts)
+        read = parts[0].prompt_logprobs
+        if completion.aborted:
+            return completion
+        if request.continuations is not None:
+            scores = [score(part) for part in parts]
+            tokens = len(prompt) + sum(score.tokens for score in scores)
+            return replace(completion, choices=[], prompt_tokens=tokens, scores=scores)
+        if (vector := parts[0].vector) is not None:
+            return replace(completion, choices=[], vector=unit(vector) if request.normalize else vector)
+        if read is None:
+            return completion
+        pieces = self._tokenizer.pieces(skip_special=False)
+        if request.echo and request.sampling.logprobs is not None:
+            echoed = told_prompt(prompt, read, request.sampling.logprobs, pieces)
+            choices = [replace(choice, logprobs=echoed + (choice.logprobs or [])) for choice in choices]
+            completion = replace(completion, choices=choices)
+        if request.prompt_logprobs is not None:
+            told = told_prompt(prompt, read, request.prompt_logprobs, pieces)
+            completion = replace(completion, prompt_logprobs=told)
+        return completion
 
 
-def _completion(request_id: str, answers: Answers) -> TextCompletion:
-    """All answers in their order. The prompt counts once, as the first of them met it."""
-    ended = sorted(answers.ended, key=lambda pair: pair[0].index)
-    choices = [choice for choice, _ in ended]
-    parts = [done for _, done in ended]
+def _ended(answers: Answers, choices: list[TextChoice], parts: list[Completion]) -> TextCompletion:
     return TextCompletion(
-        id=request_id,
+        id=answers.request.id,
         choices=choices,
         prompt_tokens=parts[0].prompt_tokens,
         cached_tokens=parts[0].cached_tokens,
@@ -249,6 +322,7 @@ def _completion(request_id: str, answers: Answers) -> TextCompletion:
         queued_s=answers.waited_s + min(part.queued_s for part in parts),
         first_token_s=answers.waited_s + min(part.first_token_s for part in parts),
         total_s=answers.waited_s + max(part.total_s for part in parts),
+        aborted=any(part.finish_reason is FinishReason.ABORT for part in parts),
     )
 
 

@@ -23,6 +23,7 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 24  # the engine keeps 32 a sequence, the model's own end tokens among them
 MAX_BAD_WORDS = 128
 MAX_CHOICES = 128
+MAX_CONTINUATIONS = 1024
 PROMPT_FORMS = ("prompt", "prompt_token_ids", "messages")
 
 
@@ -87,6 +88,13 @@ REQUEST_RULES = (
     Rule("truncate_prompt_tokens", "a whole number from 1 up", _is_integer, lambda v: 1 <= v < 2**31),
     Rule("skip_special_tokens", "true or false", _is_boolean, lambda v: True),
     Rule("echo", "true or false", _is_boolean, lambda v: True),
+    Rule(
+        "prompt_logprobs",
+        f"a whole number from 0 to {MAX_LOGPROBS}",
+        _is_integer,
+        lambda v: 0 <= v <= MAX_LOGPROBS,
+    ),
+    Rule("normalize", "true or false", _is_boolean, lambda v: True),
 )
 BIAS = Rule("logit_bias", "numbers from -100 to 100", _is_number, lambda v: -100 <= v <= 100)
 PRIORITY = Rule("priority", "a whole number of 32 bits", _is_integer, lambda v: -(2**31) <= v < 2**31)
@@ -118,6 +126,7 @@ def validate(request: "TextRequest", limits: Limits) -> None:
     _check_texts("stop", request.stop, MAX_STOPS)
     _check_texts("bad_words", request.bad_words, MAX_BAD_WORDS)
     _check_echo(request)
+    _check_looks(request, limits)
     PRIORITY.check(request.priority)
     if request.deadline is not None:
         DEADLINE.check(request.deadline)
@@ -125,8 +134,8 @@ def validate(request: "TextRequest", limits: Limits) -> None:
         raise _invalid("salt", "must be a string", "invalid_type")
 
 
-def check_prompt(ids: Sequence[int], form: str, sampling: SamplingParams, limits: Limits) -> None:
-    """Whether the model knows the prompt's ids, and room is left for the shortest answer asked for.
+def check_prompt(ids: Sequence[int], form: str, answer: int, limits: Limits) -> None:
+    """Whether the model knows the prompt's ids, and room is left for an answer of so many tokens.
 
     Raises InvalidRequest.
     """
@@ -136,7 +145,6 @@ def check_prompt(ids: Sequence[int], form: str, sampling: SamplingParams, limits
         raise _invalid(
             form, f"has token {max(ids):,}, but the model's vocabulary ends at {limits.vocab_size - 1:,}"
         )
-    answer = max(1, sampling.min_tokens)
     if len(ids) + answer > limits.max_context:
         raise InvalidRequest(
             f"the prompt has {len(ids):,} tokens and its answer needs at least {answer:,}, "
@@ -226,8 +234,42 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
 def _check_echo(request: "TextRequest") -> None:
     if request.echo and request.messages is not None:
         raise _invalid("echo", "does not go with messages: there is no prompt to repeat")
-    if request.echo and request.sampling.logprobs is not None:
-        raise _invalid("echo", "does not go with logprobs yet: the prompt's are not computed")
+
+
+def _check_looks(request: "TextRequest", limits: Limits) -> None:
+    """A request that looks at its prompt asks for one thing, and has no answer to speak of."""
+    if not request.looks:
+        return
+    field = "pooling" if request.pooling is not None else "continuations"
+    for param, given in (
+        ("continuations", request.pooling is not None and request.continuations is not None),
+        ("n", request.n != 1),
+        ("stop", bool(request.stop)),
+        ("echo", request.echo),
+        ("prompt_logprobs", request.prompt_logprobs is not None),
+    ):
+        if given:
+            raise _invalid(param, f"does not go with {field}")
+    if request.continuations is not None:
+        _check_continuations(request.continuations, limits)
+
+
+def _check_continuations(continuations: Any, limits: Limits) -> None:
+    _check_list("continuations", continuations, MAX_CONTINUATIONS)
+    if not continuations:
+        raise _invalid("continuations", "must not be empty")
+    for place, continuation in enumerate(continuations):
+        param = f"continuations[{place}]"
+        if isinstance(continuation, str):
+            if not continuation:
+                raise _invalid(param, "must not be empty")
+            check_text(continuation, param, limits)
+        elif isinstance(continuation, (list, tuple)):
+            _check_token_ids(param, continuation, limits.vocab_size)
+        else:
+            raise _invalid(
+                param, f"must be a string or a list of token ids, not {_shown(continuation)}", "invalid_type"
+            )
 
 
 def _check_texts(name: str, texts: Any, most: int) -> None:

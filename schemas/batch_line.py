@@ -9,14 +9,18 @@ from typing import Any
 
 from headrace.schemas.errors import ErrorCode
 from headrace.schemas.explain import Wrong
+from headrace.schemas.looks import Embedding
 from headrace.schemas.options import NOT_YET
 from headrace.schemas.sampling import Sampling
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
-URLS = (CHAT_URL, COMPLETIONS_URL)
+EMBEDDINGS_URL = "/v1/embeddings"
+URLS = (CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL)
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_PROMPT_OF = {CHAT_URL: "messages", COMPLETIONS_URL: "prompt", EMBEDDINGS_URL: "input"}
+_EMBEDDING_OPTIONS = frozenset(Embedding.model_fields)
 _CHAT_FIELDS = (
     "tools",
     "tool_choice",
@@ -59,17 +63,21 @@ def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
     sampling = {name: item for name, item in body.items() if name in Sampling.model_fields or name in NOT_YET}
     job = {name: item for name, item in line.items() if name in _LINE_FIELDS}
     job |= {name: body[name] for name in _CHAT_FIELDS if name in body}
+    if url == EMBEDDINGS_URL:
+        job["embedding"] = {name: body[name] for name in _EMBEDDING_OPTIONS if name in body}
     return {**job, **_prompt(url, body), "model": body.get("model"), "sampling": sampling}
 
 
-def param(path: str) -> str:
-    """Where the field of PromptJob at ``path`` stands in a batch line."""
+def param(path: str, url: str) -> str:
+    """Where the field of PromptJob at ``path`` stands in a batch line of this url."""
     outer, dot, inner = path.partition(".")
     if outer in _LINE_FIELDS:
         return path
-    if outer == "sampling":
+    if outer in ("sampling", "embedding"):
         return f"body.{inner}"
-    return f"body.{'prompt' if outer == 'prompt_token_ids' else outer}{dot}{inner}"
+    if outer in ("prompt", "prompt_token_ids"):
+        outer = _PROMPT_OF.get(url, "prompt")
+    return f"body.{outer}{dot}{inner}"
 
 
 def _check(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -80,28 +88,31 @@ def _check(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise BadLine(ErrorCode.INVALID_VALUE, "method must be POST", "method")
     url, body = line["url"], line["body"]
     if url not in URLS:
-        raise BadLine(ErrorCode.UNSUPPORTED_URL, f"url must be one of {' and '.join(URLS)}", "url")
+        raise BadLine(ErrorCode.UNSUPPORTED_URL, f"url must be one of {', '.join(URLS)}", "url")
     if not isinstance(body, dict):
         raise BadLine(ErrorCode.INVALID_TYPE, "body must be an object", "body")
     return url, body
 
 
 def _prompt(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    wanted, other = ("messages", "prompt") if url == CHAT_URL else ("prompt", "messages")
-    if body.get(other) is not None:
-        raise BadLine(ErrorCode.INVALID_VALUE, f"body.{other} does not belong to {url}", f"body.{other}")
+    wanted = _PROMPT_OF[url]
+    for other in _PROMPT_OF.values():
+        if other != wanted and body.get(other) is not None:
+            raise BadLine(ErrorCode.INVALID_VALUE, f"body.{other} does not belong to {url}", f"body.{other}")
     prompt = body.get(wanted)
     if prompt is None:
         raise BadLine(ErrorCode.MISSING_FIELD, f"body.{wanted} is missing", f"body.{wanted}")
-    if wanted == "messages" or not isinstance(prompt, list):
+    if wanted == "messages":
         return {wanted: prompt}
+    if not isinstance(prompt, list):
+        return {"prompt": prompt}
     # OpenAI allows a list of strings, of token ids, or of lists of token ids; a job is one prompt.
     if any(isinstance(item, str | list) for item in prompt):
         if len(prompt) > 1:
             raise BadLine(
                 ErrorCode.UNSUPPORTED_OPTION,
-                "body.prompt must be one prompt; send a line for each",
-                "body.prompt",
+                f"body.{wanted} must be one prompt; send a line for each",
+                f"body.{wanted}",
             )
         prompt = prompt[0]
     return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}

@@ -21,8 +21,18 @@ from headrace.schemas.chat import Function, FunctionCall, Message, TextPart, Too
 from headrace.schemas.control import BatchClosed, BatchOpened, CancelBatch, CancelJob
 from headrace.schemas.errors import ErrorCode
 from headrace.schemas.job import FEATURES, PromptJob
+from headrace.schemas.looks import Embedding
 from headrace.schemas.options import NOT_YET
-from headrace.schemas.result import Choice, JobError, JobResult, Reference, Timings, TokenLogprob, Usage
+from headrace.schemas.result import (
+    Choice,
+    JobError,
+    JobResult,
+    Reference,
+    Score,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from headrace.schemas.sampling import Sampling
 from headrace.schemas.wrong_requests import wrong_requests
 
@@ -72,6 +82,8 @@ def _batch_line(job: dict[str, Any]) -> dict[str, Any]:
     parts, fields = job["$defs"], job["properties"]
     body = {
         **{name: fields[name] for name in ("model", "prompt", "messages")},
+        "input": fields["prompt"],
+        **parts["Embedding"]["properties"],
         **parts["Sampling"]["properties"],
     }
     extra = ("job_id", "idempotency_key", "tenant", "batch_id", "deadline", "metadata", "requires")
@@ -87,7 +99,7 @@ def _batch_line(job: dict[str, Any]) -> dict[str, Any]:
             "body": {
                 "type": "object",
                 "properties": body,
-                "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+                "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}, {"required": ["input"]}],
             },
             **{name: fields[name] for name in extra},
         },
@@ -109,6 +121,7 @@ def tables() -> dict[str, str]:
             ],
         ),
         "tool fields": _table(("field", "must be"), [*_fields(Tool), *_fields(Function, "function.")]),
+        "embedding options": _table(("option", "must be"), _fields(Embedding)),
         "sampling options": _table(("option", "must be"), _fields(Sampling)),
         "refused options": ", ".join(f"`{name}`" for name in sorted(NOT_YET)) + ".",
         "features": ", ".join(f"`{name}`" for name in sorted(FEATURES)) + ".",
@@ -134,6 +147,7 @@ def _result_fields() -> Iterator[tuple[str, str]]:
         (JobResult, ""),
         (Choice, "choices[]."),
         (TokenLogprob, "choices[].logprobs[]."),
+        (Score, "scores[]."),
         (Reference, "result_ref."),
         (Usage, "usage."),
         (Timings, "timings."),

@@ -3,6 +3,7 @@
 import re
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, Self
 
 import orjson
@@ -23,6 +24,7 @@ from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, Record, p
 from headrace.schemas.errors import ErrorCode, InvalidJob
 from headrace.schemas.explain import explain
 from headrace.schemas.ids import Source
+from headrace.schemas.looks import MAX_CONTINUATIONS, Continuations, EmbeddingOptions
 from headrace.schemas.options import refusal, refuse_misplaced, refuse_unsupported, without_nulls
 from headrace.schemas.sampling import Sampling, Text, TokenId
 
@@ -42,6 +44,8 @@ class JobKind(StrEnum):
 
     CHAT = "chat"
     COMPLETION = "completion"
+    EMBEDDING = "embedding"
+    SCORE = "score"
 
 
 def _check_name(name: str) -> str:
@@ -136,6 +140,16 @@ class PromptJob(BaseModel):
         description=f"an object of up to {MAX_TEMPLATE_KWARGS} values that the chat template knows by name, such as"
         " enable_thinking; for messages",
     )
+    continuations: Continuations | None = Field(
+        default=None,
+        description=f"a list of 1 to {MAX_CONTINUATIONS:,} strings or lists of token ids; each is scored as what comes after"
+        " the prompt, and nothing is generated",
+    )
+    embedding: EmbeddingOptions | None = Field(
+        default=None,
+        description="an object of embedding options, which may be empty; the prompt becomes a vector, and nothing is"
+        " generated",
+    )
     sampling: Sampling = Field(default_factory=Sampling, description="an object of sampling options")
     deadline: Annotated[
         datetime | None,
@@ -159,7 +173,7 @@ class PromptJob(BaseModel):
     )
 
     _envelope: Envelope | None = PrivateAttr(None)
-    _is_line: bool = PrivateAttr(False)
+    _url: str | None = PrivateAttr(None)  # of the batch line that it was read from
 
     @model_validator(mode="before")
     @classmethod
@@ -223,6 +237,21 @@ class PromptJob(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _nothing_to_sample(self) -> Self:
+        look = "embedding" if self.embedding is not None else "continuations"
+        if self.kind not in (JobKind.EMBEDDING, JobKind.SCORE):
+            return self
+        if self.embedding is not None and self.continuations is not None:
+            message = "must not stand beside embedding: give only one of them"
+            raise refusal(ErrorCode.INVALID_VALUE, message, "continuations")
+        plain = Sampling()
+        for option in sorted(self.sampling.model_fields_set - {"truncate_prompt_tokens"}):
+            if getattr(self.sampling, option) != getattr(plain, option):
+                message = f"must be left out beside {look}: nothing is sampled"
+                raise refusal(ErrorCode.INVALID_VALUE, message, "sampling", option)
+        return self
+
+    @model_validator(mode="after")
     def _only_known_features(self) -> Self:
         for index, feature in enumerate(self.requires):
             if feature not in FEATURES:
@@ -234,7 +263,11 @@ class PromptJob(BaseModel):
 
     @property
     def kind(self) -> JobKind:
-        """Chat if the job has messages, else a completion."""
+        """What it looks for if it only looks at its prompt; else chat if it has messages, and a completion if not."""
+        if self.embedding is not None:
+            return JobKind.EMBEDDING
+        if self.continuations is not None:
+            return JobKind.SCORE
         return JobKind.COMPLETION if self.messages is None else JobKind.CHAT
 
     @property
@@ -247,7 +280,7 @@ class PromptJob(BaseModel):
     def path_of(self, field: str) -> str:
         """Where the producer wrote ``field``: ``top_p`` is ``sampling.top_p``, or ``body.top_p`` in a batch line."""
         path = f"sampling.{field}" if field.partition(".")[0] in SAMPLING_OPTIONS else field
-        return batch_line.param(path) if self._is_line else path
+        return path if self._url is None else batch_line.param(path, self._url)
 
 
 def _refuse_inside(sampling: Any) -> None:
@@ -270,15 +303,15 @@ def parse_job(value: bytes | None, headers: Headers, source: Source) -> PromptJo
 
 
 def _validate(record: Record) -> PromptJob:
-    is_line = batch_line.is_batch_line(record.body)
+    url = str(record.body.get("url")) if batch_line.is_batch_line(record.body) else None
     try:
-        job = PromptJob.model_validate(batch_line.to_job(record.body) if is_line else record.body)
+        job = PromptJob.model_validate(record.body if url is None else batch_line.to_job(record.body))
     except ValidationError as error:
-        wrong = explain(error, PromptJob, rename=batch_line.param if is_line else None)
+        wrong = explain(error, PromptJob, rename=None if url is None else partial(batch_line.param, url=url))
     except batch_line.BadLine as error:
         wrong = error.wrong
     else:
-        job._envelope, job._is_line = record.envelope, is_line
+        job._envelope, job._url = record.envelope, url
         return job
     raise InvalidJob(record.envelope, wrong.code, wrong.message, wrong.param)
 

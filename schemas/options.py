@@ -19,7 +19,6 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
     "spaces_between_special_tokens": (True, False),  # only tokenizers without a tokenizer.json ever wrote any
     # What comes back
-    "prompt_logprobs": (),
     "suffix": ("",),
     "stream": (False,),
     "return_token_ids": (False,),
@@ -44,7 +43,7 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (True,),
     "prompt_embeds": (),
     "mm_processor_kwargs": (),
-    "input": (),
+    "dimensions": (),
 }
 
 

@@ -54,8 +54,13 @@ class LikelyToken(BaseModel):
 
 
 class TokenLogprob(LikelyToken):
-    """A token of the answer, and the likeliest ones of its place."""
+    """A token of prompt or answer, and the likeliest ones of its place."""
 
+    logprob: float | None = Field(  # type: ignore[assignment]
+        default=None,
+        description="Its log-probability under the model, before any sampling option. The prompt's first token, which"
+        " follows nothing, has none.",
+    )
     top_logprobs: list[LikelyToken] = Field(
         default_factory=list,
         exclude_if=_is_empty,
@@ -113,11 +118,22 @@ class Choice(BaseModel):
             "tokens": [token.token for token in self.logprobs],
             "token_logprobs": [token.logprob for token in self.logprobs],
             "top_logprobs": [
-                {other.token: other.logprob for other in reversed(token.top_logprobs)}
+                None
+                if token.logprob is None
+                else {other.token: other.logprob for other in reversed(token.top_logprobs)}
                 for token in self.logprobs
             ],
             "text_offset": list(accumulate(lengths, initial=0))[:-1],
         }
+
+
+class Score(BaseModel):
+    """How likely the model finds a continuation."""
+
+    index: int = Field(description="Which continuation, from 0.")
+    logprob: float = Field(description="The log-probability of all its tokens together, a natural logarithm.")
+    tokens: int = Field(description="How many tokens it has.")
+    is_greedy: bool = Field(description="Whether each of its tokens is the likeliest at its place.")
 
 
 class Timings(BaseModel):
@@ -168,7 +184,9 @@ class JobResult(BaseModel):
     custom_id: str | None = Field(default=None, description="As the producer wrote it.")
     model: str | None = Field(default=None, description="The model that answered.")
     kind: JobKind = Field(
-        default=JobKind.COMPLETION, description="`chat` for a job with messages, else `completion`."
+        default=JobKind.COMPLETION,
+        description="`embedding` or `score` for a job that only looks at its prompt; else `chat` for one with messages, and"
+        " `completion`.",
     )
     run: int = Field(default=1, description="1, and one more each time that the job was reopened.")
     attempt: int = Field(
@@ -178,9 +196,16 @@ class JobResult(BaseModel):
     choices: list[Choice] = Field(
         default_factory=list, exclude_if=_is_empty, description="The answers; none unless succeeded."
     )
+    prompt_logprobs: list[TokenLogprob] | None = Field(
+        default=None, description="Of each token of the prompt, where `prompt_logprobs` asked for it."
+    )
+    embedding: list[float] | str | None = Field(
+        default=None, description="The vector: numbers, or base64 of them as little-endian fp32."
+    )
+    scores: list[Score] | None = Field(default=None, description="Of each continuation, in their order.")
     result_ref: Reference | None = Field(
         default=None,
-        description="Where the whole result is, if it is too large for a message: then `choices` are only there.",
+        description="Where the whole result is, if it is too large for a message: then the answers are only there.",
     )
     usage: Usage = Field(default_factory=Usage, description="What it cost.")
     timings: Timings = Field(default_factory=Timings, description="When, and how long.")
@@ -214,7 +239,8 @@ class JobResult(BaseModel):
 
     def kept_at(self, reference: Reference) -> Self:
         """This result without its answers, saying where the whole of it is."""
-        return self.model_copy(update={"choices": [], "result_ref": reference})
+        empty: dict[str, Any] = {"choices": [], "prompt_logprobs": None, "embedding": None, "scores": None}
+        return self.model_copy(update=empty | {"result_ref": reference})
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
@@ -231,7 +257,12 @@ class JobResult(BaseModel):
             message = f"the result was not read from where it is kept: {self.result_ref.uri}"
             return {**line, "response": None, "error": {"code": "result_not_read", "message": message}}
         if self.state is JobState.SUCCEEDED:
-            body = self._chat_body() if self.kind is JobKind.CHAT else self._completion_body()
+            body = {
+                JobKind.CHAT: self._chat_body,
+                JobKind.COMPLETION: self._completion_body,
+                JobKind.EMBEDDING: self._embedding_body,
+                JobKind.SCORE: self._score_body,
+            }[self.kind]()
             response = {"status_code": 200, "request_id": str(self.id), "body": body}
             return {**line, "response": response, "error": None}
         error = self.error or JobError(code=self.state, message=f"the job is {self.state}")
@@ -252,10 +283,11 @@ class JobResult(BaseModel):
             }
             for choice in self.choices
         ]
-        return {**self._body("chat.completion", "chatcmpl"), "choices": choices, "usage": self._usage()}
+        body = {**self._body("chat.completion", "chatcmpl"), "choices": choices, "usage": self._usage()}
+        return body if self.prompt_logprobs is None else body | {"prompt_logprobs": self._prompt_logprobs()}
 
     def _completion_body(self) -> dict[str, Any]:
-        choices = [
+        choices: list[dict[str, Any]] = [
             {
                 "index": choice.index,
                 "text": choice.text,
@@ -264,7 +296,33 @@ class JobResult(BaseModel):
             }
             for choice in self.choices
         ]
+        if self.prompt_logprobs is not None:
+            choices = [choice | {"prompt_logprobs": self._prompt_logprobs()} for choice in choices]
         return {**self._body("text_completion", "cmpl"), "choices": choices, "usage": self._usage()}
+
+    def _prompt_logprobs(self) -> list[dict[str, Any] | None]:
+        """As vLLM has them: by token id, null for the first, the token itself among the likeliest."""
+        return [
+            None
+            if token.logprob is None
+            else {
+                str(other.token_id): {"logprob": other.logprob, "decoded_token": other.token}
+                for other in (token, *token.top_logprobs)
+            }
+            for token in self.prompt_logprobs or ()
+        ]
+
+    def _embedding_body(self) -> dict[str, Any]:
+        data = [{"object": "embedding", "index": 0, "embedding": self.embedding}]
+        return self._list_body(data)
+
+    def _score_body(self) -> dict[str, Any]:
+        return self._list_body([{"object": "score", **score.model_dump()} for score in self.scores or ()])
+
+    def _list_body(self, data: list[dict[str, Any]]) -> dict[str, Any]:
+        tokens = self.usage.prompt_tokens
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": self.model, "usage": usage}
 
     def _body(self, kind: str, prefix: str) -> dict[str, Any]:
         finished = self.timings.finished_at

@@ -202,7 +202,15 @@ class Sampling(BaseModel):
     )
     echo: bool = Field(
         default=False,
-        description="true or false; true puts the prompt before the answer; not for messages or logprobs",
+        description="true or false; true puts the prompt before the answer, with its logprobs where those are asked for;"
+        " not for messages",
+    )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="how many of the likeliest tokens to report beside each token of the prompt,"
+        f" a whole number from 0 to {MAX_LOGPROBS}",
     )
 
     @model_validator(mode="before")
@@ -234,9 +242,6 @@ class Sampling(BaseModel):
     def _consistent_logprobs(self) -> Self:
         if self.top_logprobs and self.logprobs is not True and self.logprobs != self.top_logprobs:
             raise refusal(ErrorCode.INVALID_VALUE, "must stand beside logprobs: true", "top_logprobs")
-        if self.echo and self.num_logprobs is not None:
-            message = "must be false where logprobs are asked for: those of a prompt are not supported yet"
-            raise refusal(ErrorCode.UNSUPPORTED_OPTION, message, "echo")
         return self
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from headrace.engine.errors import EngineDead
-from headrace.engine.request import FinishReason
 from headrace.engine.text import TextCompletion
 from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import ErrorCode, JobState
@@ -160,9 +159,8 @@ class Attempts:
     # --- after the engine -------------------------------------------------------------------------------------------
 
     def _conclude(self, job: Job, done: TextCompletion, now: float) -> None:
-        aborted = any(choice.finish_reason is FinishReason.ABORT for choice in done.choices)
         retry = None if done.error is None else retry_for(done.error, job.attempt)
-        if job.verdict is None and aborted:
+        if job.verdict is None and done.aborted:
             self._return([job], died=False)
             return
         if job.verdict is None and retry is not None and done.error is not None:
@@ -172,7 +170,7 @@ class Attempts:
             self._return([job], died=False, until=now + wait_s)
             return
         self._leave(job)
-        if job.verdict is not None and (aborted or done.error is not None):
+        if job.verdict is not None and (done.aborted or done.error is not None):
             self._outcomes.end_as(job, job.verdict)
         elif done.error is not None:
             self._outcomes.fail(job, to_error(done.error, job.request))

@@ -5,15 +5,20 @@ The only place that knows both sides' words. ``headrace generate`` uses it too, 
 
 import json
 import re
+from base64 import b64encode
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.engine.answers import TextChoice
-from headrace.engine.answers import TokenLogprob as EngineLogprob
 from headrace.engine.chat import ChatOptions
 from headrace.engine.chat import ToolChoice as EngineToolChoice
-from headrace.engine.request import SamplingParams
+from headrace.engine.request import Pooling, SamplingParams
 from headrace.engine.text import RequestError, TextCompletion, TextRequest
+from headrace.engine.token_logprobs import TokenLogprob as EngineLogprob
 from headrace.schemas import (
     Choice,
     Envelope,
@@ -33,7 +38,8 @@ from headrace.schemas import (
     parse_job,
 )
 from headrace.schemas.chat import FunctionCall, NamedTool, ToolCall
-from headrace.schemas.result import LikelyToken, TokenLogprob
+from headrace.schemas.looks import Embedding
+from headrace.schemas.result import LikelyToken, Score, TokenLogprob
 
 DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
 CHARS_PER_TOKEN = 4
@@ -59,6 +65,10 @@ def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | N
         skip_special_tokens=job.sampling.skip_special_tokens,
         truncate_prompt_tokens=job.sampling.truncate_prompt_tokens,
         echo=job.sampling.echo,
+        prompt_logprobs=job.sampling.prompt_logprobs,
+        continuations=job.continuations,
+        pooling=None if job.embedding is None else Pooling(job.embedding.pooling),
+        normalize=job.embedding is None or job.embedding.normalize,
         priority=priority,
         deadline=deadline_s,
         salt=job.tenant,  # prefixes are shared inside a tenant: timing must not tell one what another asks
@@ -75,6 +85,11 @@ def cost(job: PromptJob) -> int:
         prompt = sum(len(message.text) for message in job.messages or ()) // CHARS_PER_TOKEN
     if job.sampling.truncate_prompt_tokens is not None:
         prompt = min(prompt, job.sampling.truncate_prompt_tokens)
+    if job.kind is JobKind.EMBEDDING:
+        return 1 + prompt
+    if job.continuations is not None:
+        sizes = [len(end) // (CHARS_PER_TOKEN if isinstance(end, str) else 1) for end in job.continuations]
+        return 1 + prompt + sum(sizes)
     return 1 + prompt + job.sampling.n * (job.sampling.max_tokens or DEFAULT_ANSWER_TOKENS)
 
 
@@ -97,6 +112,13 @@ def succeeded(
         attempt=attempt,
         state=JobState.SUCCEEDED,
         choices=[_choice(choice) for choice in done.choices],
+        prompt_logprobs=_logprobs(done.prompt_logprobs),
+        embedding=None
+        if done.vector is None or job.embedding is None
+        else _vector(done.vector, job.embedding),
+        scores=None
+        if done.scores is None
+        else [Score(index=i, **asdict(s)) for i, s in enumerate(done.scores)],
         usage=Usage(
             prompt_tokens=done.prompt_tokens,
             cached_tokens=done.cached_tokens,
@@ -203,7 +225,7 @@ def _choice(choice: TextChoice) -> Choice:
         text=choice.text,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
-        logprobs=None if choice.logprobs is None else [_logprob(token) for token in choice.logprobs],
+        logprobs=_logprobs(choice.logprobs),
         reasoning_content=choice.reasoning,
         tool_calls=[
             ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
@@ -212,9 +234,20 @@ def _choice(choice: TextChoice) -> Choice:
     )
 
 
-def _logprob(token: EngineLogprob) -> TokenLogprob:
-    top = [LikelyToken(**_likely(other)) for other in token.top]
-    return TokenLogprob(**_likely(token), top_logprobs=top)
+def _logprobs(tokens: list[EngineLogprob] | None) -> list[TokenLogprob] | None:
+    if tokens is None:
+        return None
+    return [
+        TokenLogprob(**_likely(token), top_logprobs=[LikelyToken(**_likely(other)) for other in token.top])
+        for token in tokens
+    ]
+
+
+def _vector(vector: NDArray[np.float32], asked: Embedding) -> list[float] | str:
+    if asked.encoding_format == "base64":
+        return b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers
 
 
 def _likely(token: EngineLogprob) -> dict[str, Any]:

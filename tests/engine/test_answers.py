@@ -7,7 +7,7 @@ from scripted_engine import ScriptedEngine
 from small_tokenizers import small
 
 from headrace.engine.answers import bad_word_ids
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Pooling, Request, SamplingParams
 from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest
 
 TOKENIZER = small("byte_level")
@@ -179,7 +179,14 @@ def test_bad_words_are_forbidden_at_a_beginning_and_after_a_space() -> None:
         ({"truncate_prompt_tokens": 0}, {}, "truncate_prompt_tokens"),
         ({"skip_special_tokens": 1}, {}, "skip_special_tokens"),
         ({"echo": "yes"}, {}, "echo"),
-        ({"echo": True}, {"logprobs": 1}, "echo"),
+        ({"prompt_logprobs": 21}, {}, "prompt_logprobs"),
+        ({"continuations": []}, {}, "continuations"),
+        ({"continuations": ["a", ""]}, {}, "continuations[1]"),
+        ({"continuations": ["a", 5]}, {}, "continuations[1]"),
+        ({"continuations": [[1, 10**6]]}, {}, "continuations[0][1]"),
+        ({"continuations": ["a"], "pooling": Pooling.LAST}, {}, "continuations"),
+        ({"continuations": ["a"], "n": 2}, {}, "n"),
+        ({"pooling": Pooling.LAST, "echo": True}, {}, "echo"),
         ({"bad_words": ("",)}, {}, "bad_words[0]"),
         ({"bad_words": (5,)}, {}, "bad_words[0]"),
         ({}, {"repetition_penalty": 0}, "repetition_penalty"),

@@ -139,7 +139,8 @@ def _text(request: TextRequest) -> str:
 def _answer(request: TextRequest, reason: FinishReason, elapsed: float) -> TextCompletion:
     text = f"echo: {_text(request)}"
     choice = TextChoice(0, text, list(range(4)), reason, None)
-    return TextCompletion(request.id, [choice], 8, 0, 4, 0, 0.0, elapsed, elapsed)
+    aborted = reason is FinishReason.ABORT
+    return TextCompletion(request.id, [choice], 8, 0, 4, 0, 0.0, elapsed, elapsed, aborted=aborted)
 
 
 def _error(request: TextRequest, error: RequestError) -> TextCompletion:

@@ -42,6 +42,39 @@ def test_a_prompt_may_be_token_ids(prompt: list[Any]) -> None:
     assert parse({**COMPLETION, "body": {"prompt": prompt}}).prompt_token_ids == [1, 2, 3]
 
 
+EMBEDDING: dict[str, Any] = {"custom_id": "c", "url": "/v1/embeddings", "body": {"model": "m", "input": "hi"}}
+
+
+@pytest.mark.parametrize("given", ["hi", ["hi"], [1, 2], [[1, 2]]])
+def test_an_embeddings_line_is_an_embedding_job(given: Any) -> None:
+    job = parse(with_body(EMBEDDING, input=given, encoding_format="base64", user="u-1"))
+    assert job.kind is JobKind.EMBEDDING
+    assert (job.prompt, job.prompt_token_ids) in (("hi", None), (None, [1, 2]))
+    assert job.embedding is not None
+    assert (job.embedding.pooling, job.embedding.encoding_format) == ("last", "base64")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": ["a", "b"]}, "body.input"),
+        ({"input": [1, -1]}, "body.input.1"),
+        ({"input": 5}, "body.input"),
+        ({"prompt": "x"}, "body.prompt"),
+        ({"dimensions": 8}, "body.dimensions"),
+        ({"pooling": "max"}, "body.pooling"),
+        ({"temperature": 0.5}, "body.temperature"),
+    ],
+)
+def test_what_is_wrong_with_an_embeddings_line_is_named_as_it_stands_there(
+    body: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        parse(with_body(EMBEDDING, **body))
+    assert refused.value.param == param
+    assert refused.value.message.startswith(f"{param} ")
+
+
 def test_a_line_may_carry_what_openais_format_has_no_place_for() -> None:
     job = parse({**CHAT, "batch_id": "b", "tenant": "acme", "job_id": "j", "metadata": {"a": "b"}})
     assert (job.batch_id, job.tenant, job.job_id, job.metadata) == ("b", "acme", "j", {"a": "b"})
@@ -62,7 +95,7 @@ def with_body(line: dict[str, Any], **fields: Any) -> dict[str, Any]:
         (without(CHAT, "url"), ErrorCode.MISSING_FIELD, "url"),
         (without(CHAT, "body"), ErrorCode.MISSING_FIELD, "body"),
         ({**CHAT, "method": "GET"}, ErrorCode.INVALID_VALUE, "method"),
-        ({**CHAT, "url": "/v1/embeddings"}, ErrorCode.UNSUPPORTED_URL, "url"),
+        ({**CHAT, "url": "/v1/images"}, ErrorCode.UNSUPPORTED_URL, "url"),
         ({**CHAT, "url": ["/v1/completions"]}, ErrorCode.UNSUPPORTED_URL, "url"),
         ({**CHAT, "body": "{}"}, ErrorCode.INVALID_TYPE, "body"),
         ({**CHAT, "custom_id": 7}, ErrorCode.INVALID_TYPE, "custom_id"),

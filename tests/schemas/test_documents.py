@@ -13,6 +13,7 @@ from headrace.schemas import (
     BatchClosed,
     ErrorCode,
     InvalidJob,
+    JobKind,
     JobResult,
     JobState,
     Source,
@@ -76,7 +77,11 @@ def test_a_json_schema_is_one(name: str) -> None:
         ("prompt_job", {"messages": [{"role": "tool", "content": "x"}]}),
         ("batch_line", {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x"}}),
         ("batch_line", {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x", "top_p": 0}}),
-        ("batch_line", {"custom_id": "c", "url": "/v1/embeddings", "body": {"prompt": "x"}}),
+        ("batch_line", {"custom_id": "c", "url": "/v1/images", "body": {"prompt": "x"}}),
+        ("batch_line", {"custom_id": "c", "url": "/v1/embeddings", "body": {"input": "x"}}),
+        ("prompt_job", {"prompt": "x", "continuations": ["y", [1]]}),
+        ("prompt_job", {"prompt": "x", "continuations": [""]}),
+        ("prompt_job", {"prompt": "x", "embedding": {"pooling": "max"}}),
         ("batch_line", {"url": "/v1/completions", "body": {"prompt": "x"}}),
         (
             "batch_line",
@@ -130,8 +135,10 @@ def test_the_table_of_errors_has_every_code() -> None:
 
 def test_the_json_on_the_page_is_what_it_says() -> None:
     values = [orjson.loads(block) for block in re.findall(r"```json\n(.*?)```", MESSAGES, re.DOTALL)]
-    job, line, result, reference = values
+    job, embedding, score, line, result, reference = values
     assert str(parse_job(orjson.dumps(job), None, SOURCE).envelope.id) == result["id"]
+    kinds = [parse_job(orjson.dumps(body), None, SOURCE).kind for body in (embedding, score)]
+    assert kinds == [JobKind.EMBEDDING, JobKind.SCORE]
     assert parse_job(orjson.dumps(line), None, SOURCE).custom_id == "q-1"
     assert orjson.loads(JobResult.decode(orjson.dumps(result)).encode()) == result
     referred = JobResult.decode(orjson.dumps(reference))

@@ -187,7 +187,8 @@ BAD_SAMPLING: list[tuple[dict[str, Any], ErrorCode, str]] = [
     ({"truncate_prompt_tokens": 0}, ErrorCode.INVALID_VALUE, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": "5"}, ErrorCode.INVALID_TYPE, "truncate_prompt_tokens"),
     ({"echo": "yes"}, ErrorCode.INVALID_TYPE, "echo"),
-    ({"echo": True, "logprobs": 0}, ErrorCode.UNSUPPORTED_OPTION, "echo"),
+    ({"prompt_logprobs": 21}, ErrorCode.INVALID_VALUE, "prompt_logprobs"),
+    ({"prompt_logprobs": True}, ErrorCode.INVALID_TYPE, "prompt_logprobs"),
 ]
 
 
@@ -241,6 +242,27 @@ def test_a_bad_sampling_option_is_named_with_what_is_allowed(
             "messages.1.tool_calls.0",
         ),
         ({"prompt": "x", "sampling": 5}, ErrorCode.INVALID_TYPE, "sampling"),
+        ({"prompt": "x", "embedding": []}, ErrorCode.INVALID_TYPE, "embedding"),
+        ({"prompt": "x", "embedding": {"pooling": "max"}}, ErrorCode.INVALID_VALUE, "embedding.pooling"),
+        ({"prompt": "x", "embedding": {"normalize": 1}}, ErrorCode.INVALID_TYPE, "embedding.normalize"),
+        (
+            {"prompt": "x", "embedding": {"dimensions": 64}},
+            ErrorCode.UNSUPPORTED_OPTION,
+            "embedding.dimensions",
+        ),
+        ({"prompt": "x", "embedding": {}, "continuations": ["y"]}, ErrorCode.INVALID_VALUE, "continuations"),
+        ({"prompt": "x", "embedding": {}, "sampling": {"n": 2}}, ErrorCode.INVALID_VALUE, "sampling.n"),
+        ({"embedding": {}}, ErrorCode.MISSING_FIELD, "prompt"),
+        ({"prompt": "x", "continuations": "y"}, ErrorCode.INVALID_TYPE, "continuations"),
+        ({"prompt": "x", "continuations": []}, ErrorCode.INVALID_VALUE, "continuations"),
+        ({"prompt": "x", "continuations": ["y", ""]}, ErrorCode.INVALID_VALUE, "continuations.1"),
+        ({"prompt": "x", "continuations": [[1, -1]]}, ErrorCode.INVALID_VALUE, "continuations.0.1"),
+        ({"prompt": "x", "continuations": [5]}, ErrorCode.INVALID_TYPE, "continuations.0"),
+        (
+            {"prompt": "x", "continuations": ["y"], "sampling": {"max_tokens": 4}},
+            ErrorCode.INVALID_VALUE,
+            "sampling.max_tokens",
+        ),
         (
             {"messages": [{"role": "user", "content": "x"}], "sampling": {"echo": True}},
             ErrorCode.INVALID_VALUE,
