@@ -81,7 +81,7 @@ def _batch_line(job: dict[str, Any]) -> dict[str, Any]:
     """A line of OpenAI's batch format, made of PromptJob's own parts."""
     parts, fields = job["$defs"], job["properties"]
     body = {
-        **{name: fields[name] for name in ("model", "prompt", "messages")},
+        **{name: fields[name] for name in ("model", "prompt", "messages", "continuations")},
         "input": fields["prompt"],
         **parts["Embedding"]["properties"],
         **parts["Sampling"]["properties"],

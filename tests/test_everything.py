@@ -94,6 +94,8 @@ OURS_ALONE = {
     "no-prompt",
     "messages-beside-prompt",
     "prompt_token_ids-empty",
+    "embedding",
+    "embedding-bad",
 }
 
 

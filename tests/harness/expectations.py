@@ -39,6 +39,8 @@ def _holds(key: str, wanted: Any, result: Result, results: Mapping[str, Result])
         return False
     if key in ("prompt_tokens", "completion_tokens"):
         return bool(result["usage"][key] == wanted)
+    if key in _OF_LOOKS:
+        return _OF_LOOKS[key](result, wanted)
     choices = result["choices"]
     if key == "choices":
         return len(choices) == wanted
@@ -68,5 +70,13 @@ _OF_EACH_CHOICE: dict[str, Callable[[Result, Any], bool]] = {
     "tool_calls": lambda choice, wanted: _calls(choice) == wanted,
     "top_logprobs": lambda choice, wanted: (
         {len(token["top_logprobs"]) for token in choice["logprobs"]} == {wanted}
+    ),
+}
+
+_OF_LOOKS: dict[str, Callable[[Result, Any], bool]] = {
+    "greedy": lambda result, wanted: [score["is_greedy"] for score in result["scores"]] == wanted,
+    "embedding": lambda result, size: len(result["embedding"]) == size,
+    "prompt_logprobs": lambda result, wanted: (
+        {len(token["top_logprobs"]) for token in result["prompt_logprobs"][1:]} == {wanted}
     ),
 }
