@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from scripted_engine import ScriptedEngine
 from small_tokenizers import small_chat
 
 from headrace.engine.chat import ChatFormat, ChatOptions, ToolChoice
+from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError
 from headrace.engine.request import FinishReason, SamplingParams
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest
+from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest, open_text_engine
+from headrace.engine.tokenizer import Tokenizer
 
 WEATHER = {
     "type": "function",
@@ -220,6 +223,16 @@ def test_a_request_brings_no_template_of_its_own(name: str) -> None:
     done, _ = answer("x", chat=ChatOptions(template_kwargs={name: "{{ 1 }}"}))
     assert done.error is not None
     assert (done.error.code, done.error.param) == ("invalid_value", f"chat_template_kwargs.{name}")
+
+
+def test_a_template_of_the_operators_takes_the_place_of_the_models(smollm: Path, tmp_path: Path) -> None:
+    template = tmp_path / "short.jinja"
+    template.write_text("{{ messages[0].content }}!")
+    tokenizer = Tokenizer.load(smollm, template.read_text())
+    assert tokenizer.render_chat(HELLO) == "water!"
+    config = EngineConfig(model=str(smollm), chat_template=str(tmp_path / "none.jinja"))
+    with pytest.raises(EngineError, match=r"chat_template: .*none\.jinja cannot be read"):
+        open_text_engine(config)
 
 
 def test_a_chat_that_its_template_refuses_fails_alone() -> None:
