@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import results_file
+import torch
 import workloads
 from random_model import SHAPES, random_engine
 
@@ -166,7 +167,7 @@ def pass_of(engine: Engine, feed: Feed, jobs: list[Job], tag: str) -> dict[str, 
     saturated = True
     while run.arrivals or run.running:
         run.turn()
-        if saturated and len(run.step_starts) % 4 == 0:
+        if saturated and len(run.step_starts) % 16 == 0:
             stats = engine.stats()
             saturated_tokens = _tokens(stats) - _tokens(before)
             saturated_s = run.now
@@ -274,6 +275,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for scarce in args.scarce.split(","):
         rows += rows_of(scarce, bulk, interactive, args)
+        gc.collect()
+        if args.device.startswith("cuda"):
+            torch.cuda.empty_cache()
     results_file.write(
         args.out, rows, args.commit,
         options={name: value for name, value in vars(args).items() if name not in ("out", "commit")},

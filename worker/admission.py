@@ -22,6 +22,7 @@ from headrace.worker.tier_queue import Owner, TierQueue, W
 from headrace.worker.tiers import Tier, check_together, shares
 
 ROUND_TOKENS = 16_384  # a round's tokens over all tiers; small enough to be fair within seconds
+AHEAD = 8  # rounds that a tier may be kept waiting for a place while others, which have one, go on
 
 
 @dataclass(eq=False, slots=True)
@@ -103,13 +104,22 @@ class Admission(Generic[W]):
         placed = [lane for lane, _ in waiting if self._has_place(lane)]
         if not placed:
             return None
-        if all(job.cost > lane.credit for lane, job in waiting):
-            self._begin_round(min(-((lane.credit - job.cost) // lane.quantum) for lane, job in waiting))
-        # Where those who can pay have no place, it stays their turn: a new round would let the others go first again, and
-        # again. Only who has not had its reserve goes meanwhile, and owes for it.
-        able = [lane for lane, job in waiting if job.cost <= lane.credit and lane in placed]
-        turn = able or [lane for lane in placed if lane.running < lane.reserve]
-        return (turn[0], waiting[0][0].rank) if turn else None
+        turn = self._able(waiting, placed)
+        while turn is None and all(lane.credit < job.cost + AHEAD * lane.quantum for lane, job in waiting):
+            self._begin_round(
+                max(1, min(-((lane.credit - job.cost) // lane.quantum) for lane, job in waiting))
+            )
+            turn = self._able(waiting, placed)
+        if (
+            turn is None
+        ):  # it stays the turn of those that have no place; who has not had its reserve goes, and owes for it
+            turn = next((lane for lane in placed if lane.running < lane.reserve), None)
+        return None if turn is None else (turn, waiting[0][0].rank)
+
+    @staticmethod
+    def _able(waiting: list[tuple[_Lane[W], W]], placed: list[_Lane[W]]) -> _Lane[W] | None:
+        """The highest tier that can pay for its next job and has a place for it."""
+        return next((lane for lane, job in waiting if job.cost <= lane.credit and lane in placed), None)
 
     def _has_place(self, lane: _Lane[W]) -> bool:
         """Whether one more of this tier may be in flight, beside those that it cannot push back and what is reserved."""

@@ -27,8 +27,8 @@ class WorkerConfig:
     bootstrap: Kafka's addresses. kafka: librdkafka properties for all clients (security and the like). topics: where
     jobs come from and results go. tiers: how each of ``topics.tiers`` is served; by default as default_tiers says.
     model_names: further names that jobs may call the engine's model by. max_in_flight: jobs in the engine at once,
-    those that wait inside it included: enough for its slots and a window to plan over. A tier that preempts goes beyond
-    while its turn lasts, as far as lower tiers hold the places. max_held_bytes: records kept in
+    those that wait inside it included: enough for its slots and a window to plan over. A tier that preempts does
+    not count the jobs of lower ones. max_held_bytes: records kept in
     memory, for each tier. max_result_bytes: of a result on the results topic; larger ones go to result_store (a directory or
     ``s3://bucket/prefix``) or, without one, fail. grace_s: how long what
     runs may go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead.

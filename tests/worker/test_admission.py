@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_job import StubJob
 
-from headrace.worker.admission import ROUND_TOKENS, Admission
+from headrace.worker.admission import AHEAD, ROUND_TOKENS, Admission
 from headrace.worker.tiers import Tier, default_tiers, shares
 
 PLACES = 256
@@ -115,8 +115,8 @@ def test_a_tier_that_uses_its_reserve_does_not_take_the_others_turn() -> None:
     """Places come free one at a time; a reserve counted from the free places would shut the low tier out for good."""
     queue = admission(Tier("high", reserve=0.4), Tier("low"), places=10)
     running = []
-    fill(queue, "high", 2000)
-    fill(queue, "low", 2000)
+    fill(queue, "high", 2000, cost=1000)
+    fill(queue, "low", 2000, cost=1000)
     running += queue.take(0.0, 10)
     spent: Counter[str] = Counter()
     for _ in range(1500):
@@ -137,14 +137,19 @@ def test_a_tier_that_may_preempt_needs_no_place_that_a_lower_one_holds() -> None
         assert len(queue.take(0.0)) == (10 if high.preempts else 0)
 
 
-def test_a_tier_that_may_preempt_goes_beyond_the_places_in_its_turn_only() -> None:
+def test_a_tier_that_may_preempt_goes_beyond_the_places_only_so_far_ahead_of_the_others() -> None:
     queue = admission(Tier("high"), Tier("low"), places=100)
-    fill(queue, "low", 500, cost=200)
-    assert len(queue.take(0.0)) == 100
-    fill(queue, "high", 500, cost=200)
-    taken = queue.take(0.0)
-    assert sum(job.cost for job in taken) <= ROUND_TOKENS, (
-        "the rest of its round; then the low tier's turn has come"
+    fill(queue, "low", 500, cost=1000)
+    running = queue.take(0.0)
+    assert len(running) == 100
+    fill(queue, "high", 500, cost=1000)
+    ahead = queue.take(0.0)
+    assert {job.tier for job in ahead} == {"high"}
+    assert AHEAD * ROUND_TOKENS / 2 <= 1000 * len(ahead) <= (AHEAD + 2) * ROUND_TOKENS / 2
+    for job in [*running, *ahead]:
+        queue.release(job)
+    assert Counter(job.tier for job in queue.take(0.0))["low"] >= len(ahead) / 2, (
+        "now it is the low tier's turn"
     )
 
 
