@@ -55,7 +55,7 @@ class Answer:
         self._chat_format = chat_format
         self.index = index
         self.watch: StopWatch | None = None
-        if request.stop:
+        if request.stop and request.grammar is None:
             self.watch = StopWatch(
                 detokenizer(),
                 request.stop,

@@ -8,6 +8,7 @@ import torch
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError, OutOfMemory
 from headrace.engine.executor import Executor, LocalExecutor
+from headrace.engine.grammars import Grammars
 from headrace.engine.graphs import GraphCache
 from headrace.engine.hub import resolve
 from headrace.engine.kv_cache import KVCache
@@ -27,12 +28,13 @@ CUDA_SLOTS, CUDA_BATCHED_TOKENS = 2048, 8192
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an Engine is made of; tests replace the executor."""
+    """What an Engine is made of; tests replace the executor. grammars: None for those of the model's own tokenizer."""
 
     info: ModelInfo
     scheduler: Scheduler
     executor: Executor
     lag: int
+    grammars: Grammars | None = None
 
 
 def build(config: EngineConfig) -> Parts:

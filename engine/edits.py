@@ -44,8 +44,13 @@ class Edits:
     last_position: int
 
 
-def edits_of(params: SamplingParams, prompt_len: int, stop_ids: tuple[int, ...]) -> Edits | None:
-    """The edits that a request with these stop tokens asks for, None if none. Raises InvalidRequest."""
+def edits_of(
+    params: SamplingParams, prompt_len: int, stop_ids: tuple[int, ...], *, masked: bool = False
+) -> Edits | None:
+    """The edits that a request with these stop tokens asks for, None if none. Raises InvalidRequest.
+
+    masked: a grammar's mask is laid over its logits once they are edited, if by nothing: there are edits in any case.
+    """
     penalties = (params.repetition_penalty or 1.0, params.frequency_penalty, params.presence_penalty)
     banned = {word[0] for word in params.bad_words if len(word) == 1}
     words = [word for word in params.bad_words if len(word) > 1]
@@ -60,7 +65,7 @@ def edits_of(params: SamplingParams, prompt_len: int, stop_ids: tuple[int, ...])
             param=param,
             code="invalid_value",
         )
-    for_ever = bool(bias or words) or penalties != (1.0, 0.0, 0.0)
+    for_ever = masked or bool(bias or words) or penalties != (1.0, 0.0, 0.0)
     until = {}
     if params.min_tokens:
         until = {

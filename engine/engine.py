@@ -7,10 +7,14 @@ from collections.abc import Sequence as SequenceOf
 from headrace.engine.build import Parts, build
 from headrace.engine.config import EngineConfig
 from headrace.engine.executor import StepHandle
+from headrace.engine.grammars import Grammars
 from headrace.engine.intake import new_sequence, refuse_duplicates
 from headrace.engine.plan import StepPlan
 from headrace.engine.request import EngineStats, ModelInfo, Request, StepOutput
 from headrace.engine.scheduler import Scheduler
+
+GRAMMAR_WAIT_S = 0.01
+"""How long a step that has nothing to launch waits for a grammar to be compiled."""
 
 
 class Engine:
@@ -24,6 +28,7 @@ class Engine:
         self.info: ModelInfo = parts.info
         self._executor = parts.executor
         self._scheduler: Scheduler = parts.scheduler
+        self._grammars = parts.grammars or Grammars(parts.info)
         self._lag = parts.lag
         self._flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._arrivals = 0
@@ -36,17 +41,25 @@ class Engine:
         ]
         self._arrivals += len(sequences)
         for seq in sequences:
-            self._scheduler.add(seq)
+            guided = seq.request.grammar is not None
+            self._scheduler.add(seq, held=guided)
+            if guided:
+                self._grammars.prepare(seq)
 
     def step(self) -> StepOutput:
         """Schedule, launch, collect. Tokens of a step may come ``lag`` calls later."""
+        for seq, error in self._grammars.ready():
+            self._scheduler.release(seq, error)
         plan = self._scheduler.schedule()
         if plan is not None:
             self._flight.append((plan, self._executor.submit(plan)))
         if self._flight and (plan is None or len(self._flight) > self._lag):
             plan, handle = self._flight.popleft()
             return self._scheduler.retire(plan, handle.tokens(), handle.logprobs(), handle.read())
-        return self._scheduler.take_ended()
+        ended = self._scheduler.take_ended()
+        if plan is None and not ended:
+            self._grammars.wait(GRAMMAR_WAIT_S)
+        return ended
 
     @property
     def has_work(self) -> bool:
@@ -81,3 +94,4 @@ class Engine:
         """Forget every request and wait for what was launched."""
         while self._flight:
             self._flight.popleft()[1].tokens()
+        self._grammars.close()

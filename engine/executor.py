@@ -1,6 +1,8 @@
 """Between the scheduler's plans and the device: submit a step, look at its tokens later."""
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.engine.graphs import GraphCache
+from headrace.engine.guide import GuidedRow
+from headrace.engine.masks import Masks
 from headrace.engine.plan import StepPlan
 from headrace.engine.prompt_reading import Read
 from headrace.engine.readings import ReadOff
@@ -50,15 +54,22 @@ class StepTiming:
     end: torch.cuda.Event
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Handle:
+    """guided: rows whose guides have not taken in their tokens yet."""
+
     host: Sampled
     done: torch.cuda.Event | None
+    masks: Masks
+    guided: Sequence[GuidedRow]
 
     def tokens(self) -> NDArray[np.int64]:
         if self.done is not None:
             self.done.synchronize()
         tokens: NDArray[np.int64] = self.host.tokens.numpy()
+        if self.guided:
+            self.masks.take(self.guided, tokens)
+            self.guided = ()
         return tokens
 
     def logprobs(self) -> NDArray[np.int32] | None:
@@ -75,17 +86,23 @@ class _Handle:
 
 
 class LocalExecutor:
-    """One device, driven from this process. ``timings``, where set to a list, collects one StepTiming a step (CUDA)."""
+    """One device, driven from this process. ``timings``, where set to a list, collects one StepTiming a step (CUDA).
+
+    A step's masks depend on the tokens of the step before. They are waited for when its forward has been launched and
+    nothing but sampling is left to launch; until then the host is as far ahead of the device as without masks.
+    """
 
     def __init__(self, runner: ModelRunner, graphs: GraphCache | None = None) -> None:
         self.runner = runner
         self.graphs = graphs
         self.timings: list[StepTiming] | None = None
+        self._guided: deque[_Handle] = deque()
+        runner.masks.catch_up = self._catch_up
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Launch a step; on the CPU it has run when this returns."""
         if self.runner.device.type == "cpu":
-            return _Handle(self.runner.run(plan), None)
+            return self._handle(self.runner.run(plan), None, plan)
         begin, submitted_at = _event(self.timings is not None), time.perf_counter()
         graph = self.graphs is not None and self.graphs.fits(plan)
         sampled = self.graphs.run(plan) if self.graphs is not None and graph else self.runner.run(plan)
@@ -107,7 +124,18 @@ class LocalExecutor:
                     end,
                 )
             )
-        return _Handle(host, end)
+        return self._handle(host, end, plan)
+
+    def _handle(self, host: Sampled, done: torch.cuda.Event | None, plan: StepPlan) -> _Handle:
+        handle = _Handle(host, done, self.runner.masks, plan.guided)
+        if plan.guided:
+            self._guided.append(handle)
+        return handle
+
+    def _catch_up(self) -> None:
+        """Let the guides take in the tokens of all steps launched so far."""
+        while self._guided:
+            self._guided.popleft().tokens()
 
 
 def _to_host(tensor: Tensor) -> Tensor:

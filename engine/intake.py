@@ -47,7 +47,12 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
         )
     params = _resolve(request.sampling, info)
     _check_token_ids(params, info.vocab_size)
+    guided = request.grammar is not None
+    if guided:
+        _check_guided(request)
     stops = (() if params.ignore_eos else info.eos_ids) + params.stop_token_ids
+    if guided:  # its grammar says where it ends, and min_tokens and ignore_eos are its guide's to see to
+        stops = info.eos_ids
     if len(stops) > MAX_STOP_IDS:
         raise InvalidRequest(
             f"stop_token_ids may hold at most {MAX_STOP_IDS - len(info.eos_ids)} ids",
@@ -62,7 +67,7 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
         added_at=time.monotonic(),
         tokens=prompt.astype(np.int32),
         stop_ids=np.array(stops, dtype=np.int32),
-        edits=edits_of(params, len(prompt), stops),
+        edits=edits_of(params, len(prompt), () if guided else stops, masked=guided),
     )
 
 
@@ -143,6 +148,17 @@ def _check_ranges(params: SamplingParams) -> None:
     _require(
         wanted is None or 0 <= wanted <= MAX_LOGPROBS, "logprobs", f"logprobs must lie in [0, {MAX_LOGPROBS}]"
     )
+
+
+def _check_guided(request: Request) -> None:
+    """Refuse what a grammar contradicts."""
+    params = request.sampling
+    for name, given in (
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("bad_words", params.bad_words),
+        ("stream", request.stream),
+    ):
+        _require(not given, name, f"{name} does not go with a grammar, which says what may come")
 
 
 def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from headrace.engine.guide import GuidedRow
 from headrace.engine.plan import Ints, SamplingRows, StepPlan
 from headrace.engine.readings import PromptReader
 from headrace.engine.sequence import Sequence
@@ -53,6 +54,7 @@ class StepLayout:
         wanted = s.logprobs[sampled]
         logprob_rows = np.flatnonzero(wanted >= 0).astype(np.int32)
         edited = np.flatnonzero(s.known[sampled] < s.edited_before[sampled]).astype(np.int32)
+        guided = self._guided(sampled)
         s.known[sampled] += 1
         s.in_flight[sampled] += 1
         self.steps += 1
@@ -81,7 +83,19 @@ class StepLayout:
             logprob_rows=logprob_rows,
             logprob_counts=wanted[logprob_rows],
             readings=readings,
+            guided=guided,
         )
+
+    def _guided(self, sampled: Ints) -> list[GuidedRow]:
+        """Those of the sampled slots whose sequences have a grammar."""
+        s = self._slots
+        rows = []
+        for row in np.flatnonzero(s.guided[sampled]).tolist():
+            seq = s.sequence[sampled[row]]
+            assert seq is not None
+            assert seq.guide is not None
+            rows.append(GuidedRow(row, seq.guide, int(s.known[sampled[row]])))
+        return rows
 
 
 def _sampling_rows(sequences: list[Sequence]) -> SamplingRows:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.edits import Edits
+from headrace.engine.guide import GuidedRow
 
 Ints = NDArray[np.int32]
 
@@ -62,6 +63,7 @@ class StepPlan:
     sampling: lines to set in the slot table before the step. all_greedy, no_filters: what the sampler may skip.
     edited: [E] of the sample rows (indices into them), those whose logits are edited. logprob_rows, logprob_counts: [L]
     those that want log-probabilities, and of how many of the likeliest tokens. readings: what prompts are asked.
+    guided: those of the edited rows that choose from what a grammar allows.
     """
 
     number: int
@@ -85,6 +87,7 @@ class StepPlan:
     logprob_rows: Ints
     logprob_counts: Ints
     readings: Readings = NO_READINGS
+    guided: Sequence[GuidedRow] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.errors import InvalidRequest
+from headrace.engine.grammar import Grammar
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended. Names are OpenAI's; ``abort`` is ours. ``tool_calls`` is the text side's word for a stop."""
@@ -83,6 +86,8 @@ class Request:
     on is taken from the prefix cache. Without it only the last position's logits are computed, to sample from.
     outputs: with ``logprobs`` (which needs need_from) and ``vector`` nothing is generated and ``sampling`` is ignored.
     pooling: how a vector is made.
+    grammar: the form that the answer has from its first token to its last. It says where the answer ends: stop_token_ids do
+    not count then. Not together with ``stream``, allowed_token_ids or bad_words.
     """
 
     id: str
@@ -96,6 +101,7 @@ class Request:
     need_from: int | None = None
     prompt_logprobs: int = 0
     pooling: Pooling = Pooling.LAST
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ class Completion:
     preemptions: times it was recomputed. Times are seconds from ``add``: queued until first scheduled, first token
     sampled, finished. logprobs: of ``token_ids``, where asked for. prompt_logprobs: of the prompt's tokens after
     ``need_from``. vector: [H] fp32, the pooled hidden states. Both are None for a request that was aborted.
+    error: why it was not run to its end, where that was only found out later (a grammar that cannot be compiled).
     """
 
     id: str
@@ -150,6 +157,7 @@ class Completion:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     vector: NDArray[np.float32] | None = None
+    error: InvalidRequest | None = None
 
 
 @dataclass(slots=True)

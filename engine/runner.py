@@ -9,16 +9,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.engine.kv_cache import KVCache, StepContext
 from headrace.engine.logit_edits import LogitEdits
+from headrace.engine.masks import Masks
 from headrace.engine.models.decoder import Model
 from headrace.engine.plan import SamplingRows, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.prompt_reading import Read, pack_logprobs, read_prompts
 from headrace.engine.staging import Staging
 from headrace.kernels.logprobs import logprobs
+from headrace.kernels.mask_logits import mask_logits
 from headrace.kernels.sample import sample
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.step_inputs import step_inputs
@@ -77,6 +80,7 @@ class ModelRunner:
         self.min_p = per_slot(torch.float32)
         self.seeds = per_slot(torch.int64)
         self.token_pages = torch.zeros(kv.num_blocks, kv.block_size, dtype=torch.int32, device=self.device)
+        self.masks = Masks(model.config.vocab_size, self.device)
         self._edits: LogitEdits | None = None
 
     @torch.inference_mode()
@@ -173,13 +177,18 @@ class ModelRunner:
     ) -> None:
         """Choose the tokens of the rows that edit their logits, and put them among ``tokens``."""
         assert self._edits is not None, "a row edits its logits, but no sequence has brought edits"
-        (edited,) = self.staging.upload([plan.edited])
-        for rows in torch.split(edited, EDITED_AT_ONCE):
+        edited, lines_of_masks = self.staging.upload([plan.edited, _mask_lines(plan)])
+        masks = self.masks.fill(plan.guided) if plan.guided else None
+        for rows, mask_lines in zip(
+            torch.split(edited, EDITED_AT_ONCE), torch.split(lines_of_masks, EDITED_AT_ONCE), strict=True
+        ):
             at = rows.long()
             slots, lengths = lines[at], positions[at]
             changed = self._edits.apply(
                 logits, rows, slots.int(), lengths.int(), self.token_pages, self.block_tables
             )
+            if masks is not None:
+                mask_logits(changed, masks, mask_lines)
             tokens[at] = self._choose(changed, slots, lengths, plan)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, plan: StepPlan) -> Tensor:
@@ -206,3 +215,11 @@ class ModelRunner:
                 vocab = self.model.config.vocab_size
                 self._edits = LogitEdits(self.max_slots + 1, vocab, self.staging)
             self._edits.set(rows.edits)
+
+
+def _mask_lines(plan: StepPlan) -> NDArray[np.int32]:
+    """For each edited row its line of the step's masks, -1 where it has none."""
+    lines = np.full(len(plan.edited), -1, np.int32)
+    guided = np.array([row.row for row in plan.guided], np.int32)
+    lines[np.searchsorted(plan.edited, guided)] = np.arange(len(guided), dtype=np.int32)
+    return lines

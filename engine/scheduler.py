@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from headrace.engine import displacement
 from headrace.engine.block_pool import BlockPool
+from headrace.engine.errors import InvalidRequest
+from headrace.engine.guide import Outcome
 from headrace.engine.layout import StepLayout
 from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.prefix_tree import PrefixTree
@@ -85,10 +87,20 @@ class Scheduler:
 
     # -- requests in and out ------------------------------------------------------------------------------------
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a new sequence. Its id must not be in use; it must fit the pool when alone."""
+    def add(self, seq: Sequence, *, held: bool = False) -> None:
+        """Queue a new sequence. Its id must not be in use; it must fit the pool when alone. held: until ``release``."""
         self._by_id[seq.id] = seq
-        self._waiting.push(seq)
+        if not held:
+            self._waiting.push(seq)
+
+    def release(self, seq: Sequence, error: InvalidRequest | None = None) -> None:
+        """Let a held sequence wait like others, or end it: there is an error. Nothing if it has ended meanwhile."""
+        if seq.status is SequenceStatus.FINISHED:
+            return
+        if error is None:
+            self._waiting.push(seq)
+        else:
+            self._end(seq, FinishReason.ABORT, error=error)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id
@@ -163,7 +175,12 @@ class Scheduler:
         output = self.take_ended()
         for i in np.flatnonzero(s.stream[slots] & ~stopped).tolist():
             output.tokens.append((self._at(slots[i]).id, [int(new[i])]))
-        for i in np.flatnonzero(stopped | (s.retired[slots] == s.limit[slots])).tolist():
+        ending = stopped | (s.retired[slots] == s.limit[slots])
+        for i in np.flatnonzero(s.guided[slots]).tolist():
+            ending[i] &= not self._follow_guide(
+                self._at(slots[i]), int(s.retired[slots[i]]), stopped=stopped[i]
+            )
+        for i in np.flatnonzero(ending).tolist():
             reason = FinishReason.STOP if stopped[i] else FinishReason.LENGTH
             self._end(self._at(slots[i]), reason, stop_token=int(new[i]) if stopped[i] else None)
         output.extend(self.take_ended())
@@ -410,14 +427,50 @@ class Scheduler:
     # -- endings ------------------------------------------------------------------------------------------------
 
     def _end(
-        self, seq: Sequence, reason: FinishReason, *, stop_token: int | None = None, keep: int | None = None
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        *,
+        stop_token: int | None = None,
+        keep: int | None = None,
+        error: InvalidRequest | None = None,
     ) -> None:
         """Take a sequence out for good and report its completion with the next output."""
         if seq.status is SequenceStatus.RUNNING:
             self._leave(seq)
         seq.status = SequenceStatus.FINISHED
         del self._by_id[seq.id]
-        self._ended.completions.append(seq.completion(reason, self._clock(), stop_token, keep))
+        self._ended.completions.append(seq.completion(reason, self._clock(), stop_token, keep, error))
+
+    def _follow_guide(self, seq: Sequence, length: int, *, stopped: bool) -> bool:
+        """End a sequence, or put it back, if its guide says so now that it has ``length`` tokens. Whether it did."""
+        guide = seq.guide
+        outcome = guide.due(length) if guide else None
+        if guide is None or outcome is None or (stopped and outcome is not Outcome.FAILED):
+            return False
+        match outcome:
+            case Outcome.COMPLETE:
+                self._end(seq, FinishReason.STOP)
+            case Outcome.CLOSED:
+                self._end(seq, FinishReason.LENGTH)
+            case Outcome.BACK if guide.forced:
+                self._put_back(seq, guide.length)
+                guide.resume()
+            case Outcome.BACK:  # it was complete at that length
+                self._end(seq, FinishReason.LENGTH, keep=guide.length)
+            case Outcome.FAILED:
+                self._end(seq, FinishReason.ABORT, error=_too_complex(seq))
+        return True
+
+    def _put_back(self, seq: Sequence, length: int) -> None:
+        """Drop a sequence's tokens from ``length`` on, those in flight included; it waits to go on from there."""
+        if seq.status is SequenceStatus.RUNNING:
+            self._leave(seq)
+            seq.status = SequenceStatus.WAITING
+            self._waiting.push(seq)
+        seq.tokens = seq.tokens[:length]
+        del seq.logprobs[length - seq.prompt_len :]
+        seq.in_flight = 0
 
     def _retire_leaver(self, tenancy: tuple[int, int], token: int) -> None:
         """A token of a sequence that has left its slot: still wanted if it was preempted, dropped if it has ended."""
@@ -432,7 +485,10 @@ class Scheduler:
         seq.tokens = np.append(seq.tokens, np.int32(token))
         if seq.first_token_at is None:
             seq.first_token_at = self._clock()
-        stopped = token in seq.stop_ids and len(seq.tokens) > seq.prompt_len + seq.request.sampling.min_tokens
+        stopped = token in seq.stop_ids and len(seq.tokens) > seq.no_stop_before
+        if self._follow_guide(seq, len(seq.tokens), stopped=stopped):
+            self._leavers.pop(tenancy, None)
+            return
         if seq.request.stream and not stopped:
             self._ended.tokens.append((seq.id, [token]))
         if stopped:
@@ -463,3 +519,13 @@ class Scheduler:
         seq = self.slots.sequence[slot]
         assert seq is not None, "an empty slot was scheduled"
         return seq
+
+
+def _too_complex(seq: Sequence) -> InvalidRequest:
+    assert seq.request.grammar is not None
+    param = seq.request.grammar.param
+    return InvalidRequest(
+        f"{param} is too complex: what may come next could not be found within the limits of a step",
+        param=param,
+        code="grammar_too_complex",
+    )

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.edits import Edits
+from headrace.engine.errors import InvalidRequest
+from headrace.engine.guide import Guide
 from headrace.engine.prefix_tree import Node
 from headrace.engine.request import Completion, FinishReason, Logprobs, Outputs, Pooling, Request
 
@@ -30,7 +32,8 @@ class Sequence:
     limit: the most tokens it may ever have, prompt included. in_flight: samples launched but not read back yet when
     it left its slot. displaced: preemptions that made room for a more urgent newcomer. nodes: the prefix tree's node of
     each full block so far, None where the block is another's; tail: number of the last one. edits: what it changes about
-    its logits. logprobs: for each token read back, [chosen, id, logprob, id, logprob...] as int32 bits, where asked for.
+    its logits. guide: leads it through its grammar, once that is compiled. logprobs: for each token read back, [chosen, id,
+    logprob, id, logprob...] as int32 bits, where asked for.
     need_from, need_to: the prompt's positions that are still to be read off by steps not yet launched (``readings.py``).
     prompt_logprobs: lines like those of ``logprobs``, [P, 1 + 2 W] for each step that gave some. sums: [H] each, of the
     hidden states to be pooled.
@@ -54,6 +57,7 @@ class Sequence:
     first_token_at: float | None = None
     stop_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     edits: Edits | None = None
+    guide: Guide | None = None
     logprobs: list[NDArray[np.int32]] = field(default_factory=list)
     need_from: int = NOTHING
     need_to: int = NOTHING
@@ -74,13 +78,23 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def no_stop_before(self) -> int:
+        """No stop token counts before it has this many tokens, prompt included. A guide sees to that itself."""
+        return self.prompt_len + (0 if self.guide else self.request.sampling.min_tokens)
+
+    @property
     def urgency(self) -> tuple[int, float, int]:
         """Sorts waiting sequences: priority, then deadline, then arrival."""
         deadline = self.request.deadline
         return (self.request.priority, float("inf") if deadline is None else deadline, self.arrival)
 
     def completion(
-        self, reason: FinishReason, now: float, stop_token: int | None, keep: int | None
+        self,
+        reason: FinishReason,
+        now: float,
+        stop_token: int | None,
+        keep: int | None,
+        error: InvalidRequest | None = None,
     ) -> Completion:
         """How it ended: at ``stop_token``, if one ended it, with the first ``keep`` tokens (prompt included) or all."""
         params = self.request.sampling
@@ -103,6 +117,7 @@ class Sequence:
             logprobs=self._logprobs(len(generated)),
             prompt_logprobs=None if reason is FinishReason.ABORT else self._prompt_logprobs(),
             vector=None if reason is FinishReason.ABORT else self._vector(),
+            error=error,
         )
 
     def _logprobs(self, count: int) -> Logprobs | None:

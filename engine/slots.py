@@ -33,6 +33,7 @@ class Slots:
         self.num_blocks = np.zeros(max_slots, dtype=np.int32)
         self.no_stop_before = np.zeros(max_slots, dtype=np.int32)
         self.stream = np.zeros(max_slots, dtype=bool)
+        self.guided = np.zeros(max_slots, dtype=bool)
         self.unsampled = np.zeros(max_slots, dtype=bool)
         self.greedy = np.zeros(max_slots, dtype=bool)
         self.filtered = np.zeros(max_slots, dtype=bool)
@@ -77,8 +78,9 @@ class Slots:
         self.in_flight[slot] = 0
         self.limit[slot] = seq.limit
         self.num_blocks[slot] = 0
-        self.no_stop_before[slot] = seq.prompt_len + params.min_tokens
+        self.no_stop_before[slot] = seq.no_stop_before
         self.stream[slot] = seq.request.stream
+        self.guided[slot] = seq.guide is not None
         self.unsampled[slot] = True
         self.greedy[slot] = params.temperature == 0
         filters = bool(params.top_k) or (params.top_p or 1.0) < 1.0 or bool(params.min_p)

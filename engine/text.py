@@ -25,6 +25,7 @@ from headrace.engine.answers import (
 from headrace.engine.chat import ChatFormat, ChatOptions
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError, InvalidRequest
+from headrace.engine.grammar import Grammar
 from headrace.engine.looks import Score, looks, score, unit
 from headrace.engine.prompts import prompt_ids
 from headrace.engine.request import (
@@ -51,7 +52,8 @@ class TextRequest:
     bad_words: texts that may not be completed. n: how many answers, each with a seed of its own. truncate_prompt_tokens:
     only the prompt's last so many are used. echo: the prompt's text stands before the answer's. chat: how messages are
     put to the model. prompt_logprobs: log-probabilities of the prompt's tokens too, and of so many of the likeliest.
-    Other fields as in Request.
+    grammar: the form of the answer, which says where it ends; stop strings and stop token ids end it nowhere else. Other
+    fields as in Request.
 
     Two kinds of request look at the prompt, and generate nothing. continuations: texts or token ids, each scored as what
     comes after the prompt. pooling: the prompt's hidden states as one vector, of length 1 if ``normalize``.
@@ -73,6 +75,7 @@ class TextRequest:
     continuations: Sequence[str | Sequence[int]] | None = None
     pooling: Pooling | None = None
     normalize: bool = True
+    grammar: Grammar | None = None
     priority: int = 0
     deadline: float | None = None
     salt: str = ""
@@ -241,10 +244,11 @@ class LocalTextEngine:
                 sampling=sampling_of(sampling, index),
                 priority=request.priority,
                 deadline=request.deadline,
-                stream=bool(request.stop),
+                stream=bool(request.stop) and request.grammar is None,
                 salt=request.salt,
                 need_from=None if likeliest is None or index else 0,  # once for all answers
                 prompt_logprobs=likeliest or 0,
+                grammar=request.grammar,
             )
             for index, name in enumerate(names)
         ]
@@ -264,8 +268,7 @@ class LocalTextEngine:
             self._refuse(parts[0][0].id, error)
 
     def _refuse(self, request_id: str, error: InvalidRequest) -> None:
-        reason = RequestError(error.code, error.message, error.param)
-        self._refused.append(TextCompletion(request_id, [], error=reason))
+        self._refused.append(TextCompletion(request_id, [], error=_reason(error)))
 
     def _look_for_stop(self, name: str, tokens: list[int]) -> None:
         answer = self._running.get(name)
@@ -280,6 +283,8 @@ class LocalTextEngine:
         if len(answers.ended) < answers.awaited:
             return None
         del self._answers[answer.request_id]
+        if error := next((part.error for _, part in answers.ended if part.error), None):
+            return TextCompletion(answer.request_id, [], error=_reason(error))
         return self._completion(answers)
 
     def _completion(self, answers: Answers) -> TextCompletion:
@@ -324,6 +329,10 @@ def _ended(answers: Answers, choices: list[TextChoice], parts: list[Completion])
         total_s=answers.waited_s + max(part.total_s for part in parts),
         aborted=any(part.finish_reason is FinishReason.ABORT for part in parts),
     )
+
+
+def _reason(error: InvalidRequest) -> RequestError:
+    return RequestError(error.code, error.message, error.param)
 
 
 def _still_running(request_id: str) -> InvalidRequest:

@@ -85,6 +85,11 @@ class Tokenizer:
             self._pieces[key] = pieces
         return self._pieces[key]
 
+    def to_json(self) -> str:
+        """The tokenizer as its own library writes it, added tokens included."""
+        text: str = self._backend.to_str()
+        return text
+
     def cover(self, vocab_size: int) -> None:
         """Know all ids of a model's vocabulary; those padded beyond the tokenizer's have no text."""
         for pieces in self._pieces.values():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.edits import MAX_LISTED
 from headrace.engine.errors import InvalidRequest
+from headrace.engine.grammar import MAX_GRAMMAR_CHARS, Grammar
 from headrace.engine.intake import MAX_LOGPROBS
 from headrace.engine.request import SamplingParams
 
@@ -127,6 +128,8 @@ def validate(request: "TextRequest", limits: Limits) -> None:
     _check_texts("bad_words", request.bad_words, MAX_BAD_WORDS)
     _check_echo(request)
     _check_looks(request, limits)
+    if request.grammar is not None:
+        _check_grammar(request.grammar, request)
     PRIORITY.check(request.priority)
     if request.deadline is not None:
         DEADLINE.check(request.deadline)
@@ -270,6 +273,20 @@ def _check_continuations(continuations: Any, limits: Limits) -> None:
             raise _invalid(
                 param, f"must be a string or a list of token ids, not {_shown(continuation)}", "invalid_type"
             )
+
+
+def _check_grammar(grammar: Grammar, request: "TextRequest") -> None:
+    if len(grammar.source) > MAX_GRAMMAR_CHARS:
+        size = f"must have at most {MAX_GRAMMAR_CHARS:,} characters, but has {len(grammar.source):,}"
+        raise _invalid(grammar.param, size)
+    if not is_unicode(grammar.source):
+        raise _invalid(grammar.param, "holds half a surrogate pair, which is no character", "invalid_text")
+    for name, given in (
+        ("bad_words", request.bad_words),
+        ("allowed_token_ids", request.sampling.allowed_token_ids),
+    ):
+        if given:
+            raise _invalid(name, f"does not go with {grammar.param}, which says what may come")
 
 
 def _check_texts(name: str, texts: Any, most: int) -> None:

@@ -11,6 +11,7 @@ from headrace.engine.models.decoder import Model
 from headrace.engine.plan import NO_READINGS, Ints, Readings, SamplingRows, StepPlan
 from headrace.engine.request import SamplingParams
 from headrace.engine.runner import ModelRunner
+from headrace.kernels.mask_logits import mask_logits
 
 
 def peak_bytes(model: Model, block_size: int, max_slots: int, max_batched_tokens: int) -> int:
@@ -32,6 +33,8 @@ def compile_kernels(runner: ModelRunner) -> None:
     """Run every kind of step once: prefill alone, decode alone, both; greedy, sampled, filtered; with and without options."""
     for plan in _kinds(runner):
         runner.run(plan)
+    logits = torch.zeros(1, runner.model.config.vocab_size, device=runner.device)
+    mask_logits(logits, runner.masks.everything(), torch.zeros(1, dtype=torch.int32, device=runner.device))
     torch.cuda.synchronize()
 
 

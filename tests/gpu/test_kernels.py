@@ -12,6 +12,7 @@ from headrace.kernels.decode_attention import decode_attention, decode_attention
 from headrace.kernels.dispatch import INTERPRETED
 from headrace.kernels.edit_logits import edit_logits, edit_logits_reference
 from headrace.kernels.logprobs import logprobs, logprobs_reference
+from headrace.kernels.mask_logits import mask_logits, mask_logits_reference
 from headrace.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
@@ -308,6 +309,24 @@ def test_logprobs_agree_with_their_reference(dtype: torch.dtype) -> None:
         assert len(set(chosen.tolist())) == count
         by_id = logits[rows[row]].float().log_softmax(-1)[chosen]
         torch.testing.assert_close(values[row, 1 : count + 1], by_id, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [31, 4096, 9001])
+def test_masks_keep_the_same_tokens_out_as_their_reference(vocab: int) -> None:
+    torch.manual_seed(0)
+    logits = strided_rows(randn(5, vocab))
+    masks = torch.randint(-(2**31), 2**31, (4, -(-vocab // 32))).int().to(DEVICE)
+    masks[3] = -1
+    lines = torch.tensor([2, -1, 0, 3, 2], dtype=torch.int32, device=DEVICE)
+    expected = logits.clone()
+    mask_logits_reference(expected, masks, lines)
+    before = logits.clone()
+    mask_logits(logits, masks, lines)
+    torch.testing.assert_close(logits, expected, atol=0, rtol=0)
+    torch.testing.assert_close(logits[[1, 3]], before[[1, 3]], atol=0, rtol=0)
+    for row, line in ((0, 2), (2, 0), (4, 2)):
+        allowed = [masks[line, token // 32].item() >> token % 32 & 1 for token in range(vocab)]
+        assert logits[row].isfinite().tolist() == [bool(bit) for bit in allowed]
 
 
 def test_step_inputs_agree_with_their_reference() -> None:

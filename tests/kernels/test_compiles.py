@@ -8,6 +8,7 @@ from offline_compile import compiled_not_run
 from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.edit_logits import edit_logits
 from headrace.kernels.logprobs import logprobs
+from headrace.kernels.mask_logits import mask_logits
 from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.prefill_hopper import prefill_hopper
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
@@ -102,13 +103,14 @@ def test_sampling_compiles(
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
-def test_edits_and_logprobs_compile(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_edits_masks_and_logprobs_compile(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     logits, ints = torch.zeros(2, 49_152, dtype=dtype), torch.ones(2, dtype=torch.int32)
     pages, counts = torch.zeros(4, 32, dtype=torch.int32), torch.zeros(2, 49_152, dtype=torch.int32)
     with compiled_not_run(monkeypatch) as compiled:
         edit_logits(logits, ints, ints, ints, pages, ints[:, None], edit_table(2, 49_152), counts)
         logprobs(logits, ints, ints.long(), ints, 20)
-    assert len(compiled) == 2
+        mask_logits(logits, torch.zeros(1, 1536, dtype=torch.int32), ints)
+    assert len(compiled) == 3
 
 
 def test_step_inputs_compile(monkeypatch: pytest.MonkeyPatch) -> None:

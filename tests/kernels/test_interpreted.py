@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
         "prefill or blocks",
         "decode",
         "sampling or filters",
-        "edits or logprobs",
+        "edits or logprobs or masks",
     ],
 )
 def test_kernels_agree_with_their_references_in_the_interpreter(operations: str) -> None:

@@ -1,0 +1,108 @@
+"""A short way to complete an answer from where it stands: what an answer takes when its room runs out.
+
+The shortest of all ways would need a search; this is one walk. What the grammar forces is followed. Where it leaves a choice,
+JSON is closed (`}`, `]`, `"`) or given a short value (`0`), and in any other text the walk guesses, by turns, the longest token
+that is allowed and one that begins with a sign it has not used yet. Found ways are right, since the matcher has accepted each
+token; they may be longer than need be, and for texts whose end is hidden from this walk none is found.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+MAX_CHOSEN = 256
+"""Tokens of one way that the grammar does not force: a text that has no end of its own would take any number."""
+
+MAX_GUESSES = 40
+"""Of these, tokens that JSON does not suggest."""
+
+_SIGNS = b"@-.:/, _\n;=()[]{}<>|+*&%$#!?~^'`\"\\"
+"""What may part a text, the likeliest first."""
+
+
+class Closing:
+    """Finds ways for the grammars of one vocabulary. pieces: each token's bytes, empty for special tokens."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.ids = {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
+        self.lengths = np.array([len(piece) for piece in pieces])
+        self.first_bytes = np.array([piece[0] if piece else 0 for piece in pieces], np.uint8)
+        ranks = np.full(256, len(_SIGNS))
+        ranks[list(_SIGNS)] = np.arange(len(_SIGNS))
+        self.sign_ranks = ranks[self.first_bytes]
+
+    def way(self, matcher: Any, room: int) -> list[int] | None:
+        """At most ``room`` tokens that complete the answer; None if none were found. The matcher stays where it is."""
+        return _Walk(self, matcher.deep_copy()).to_the_end(room)
+
+
+class _Walk:
+    """One walk, with a matcher of its own: meeting a limit spoils it."""
+
+    def __init__(self, closing: Closing, matcher: Any) -> None:
+        self._closing = closing
+        self._matcher = matcher
+        self._chosen = 0
+        self._last: int | None = None
+        self._seen = np.zeros(256, dtype=bool)
+        self._guessed: list[int] = []
+
+    def to_the_end(self, room: int) -> list[int] | None:
+        taken: list[int] = []
+        while not self._matcher.is_accepting():
+            step = self._forced() or self._choice()
+            if not step or len(taken) + len(step) > room or not self._matcher.consume_tokens(step):
+                return None
+            taken += step
+            self._last = step[-1]
+        return taken
+
+    def _forced(self) -> list[int]:
+        """What must come next. The last forced bytes may be the beginning of many tokens; then those bytes alone."""
+        if tokens := self._matcher.compute_ff_tokens():
+            return list(tokens)
+        text = self._matcher.compute_ff_bytes()
+        prefixes = (self._closing.ids.get(text[:length]) for length in range(len(text), 0, -1))
+        return next(([token] for token in prefixes if token is not None and self._allows(token)), [])
+
+    def _choice(self) -> list[int]:
+        if self._chosen == MAX_CHOSEN:
+            return []
+        self._chosen += 1
+        return self._suggestion() or self._guess()
+
+    def _suggestion(self) -> list[int]:
+        """One token that brings JSON to its end, if one is allowed."""
+        opening, brace, bracket, quote, zero = (
+            self._closing.ids.get(sign) for sign in (b"{", b"}", b"]", b'"', b"0")
+        )
+        if self._allows(opening) and self._allows(brace):  # then this is text, where a brace closes nothing
+            wanted = [quote]
+        else:
+            wanted = [brace, bracket, quote, zero if self._last != zero else None]
+        return next(([token] for token in wanted if token is not None and self._allows(token)), [])
+
+    def _guess(self) -> list[int]:
+        if len(self._guessed) == MAX_GUESSES:
+            return []
+        closing = self._closing
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(closing.lengths)])
+        allowed = allowed[closing.lengths[allowed] > 0]
+        if not len(allowed):
+            return []
+        lengths, first, ranks = closing.lengths, closing.first_bytes, closing.sign_ranks
+        new = ~self._seen[first[allowed]]
+        signs = allowed[new & (ranks[allowed] < len(_SIGNS))]
+        if len(self._guessed) % 2 and len(signs):
+            token = int(min(signs, key=lambda sign: (ranks[sign], lengths[sign])))
+        else:
+            again = np.isin(allowed, self._guessed)
+            token = int(allowed[(2 * lengths[allowed] + new - 1000 * again).argmax()])
+        self._seen[first[token]] = True
+        self._guessed.append(token)
+        return [token]
+
+    def _allows(self, token: int | None) -> bool:
+        return token is not None and self._matcher.validate_tokens([token]) == 1

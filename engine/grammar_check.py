@@ -1,0 +1,101 @@
+"""Compiles grammars in a process that can be killed, to learn whether they can be compiled at all.
+
+Some schemas of a few bytes (``{"type": "integer", "multipleOf": 1234567}``) take minutes and gigabytes, and a thread that
+compiles one cannot be stopped. What has passed here is compiled again where it is used.
+"""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+
+from headrace.engine.grammar import Grammar, GrammarKind
+
+MEMORY_BYTES = 2 << 30
+
+
+class GrammarTooComplex(Exception):
+    """The grammar takes more time or memory than is allowed."""
+
+
+class GrammarChecker:
+    """A child process that compiles one grammar at a time; made again when one took too long and was killed."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def check(self, grammar: Grammar) -> str | None:
+        """What is wrong with a grammar, None if nothing. Raises GrammarTooComplex."""
+        child = self._running()
+        assert child.stdin
+        assert child.stdout
+        try:
+            child.stdin.write(json.dumps(asdict(grammar)).encode() + b"\n")
+            child.stdin.flush()
+            answer = child.stdout.readline()
+        except OSError:
+            answer = b""
+        if not answer:
+            self.close()
+            raise GrammarTooComplex
+        error: str | None = json.loads(answer)
+        return error
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._child is None:
+            command = [sys.executable, "-m", "headrace.engine.grammar_check", str(self._limit_s)]
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+            assert child.stdout
+            self._child = child
+        return self._child
+
+
+class _Bytes:
+    """A vocabulary of single bytes: whether a grammar can be compiled hardly depends on the model's."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _serve(limit_s: float) -> None:
+    """Grammars come in on stdin, a line each; what is wrong with each goes out on stdout. Ends with the parent.
+
+    One that takes longer than ``limit_s`` ends this process: an alarm needs no thread that could still run.
+    """
+    import llguidance
+
+    from headrace.engine.guidance import BadGrammar, compile_matcher
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+    for line in sys.stdin.buffer:
+        fields = json.loads(line)
+        error = None
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        try:
+            compile_matcher(tokenizer, Grammar(**fields | {"kind": GrammarKind(fields["kind"])}))
+        except BadGrammar as bad:
+            error = str(bad)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(error), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(float(sys.argv[1]))

@@ -1,0 +1,189 @@
+"""Grammars made ready to use, off the hot path: checked within a time limit, compiled in threads, kept for the next request."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.engine.closing import Closing
+from headrace.engine.errors import EngineError, InvalidRequest
+from headrace.engine.grammar import Grammar
+from headrace.engine.grammar_check import GrammarChecker, GrammarTooComplex
+from headrace.engine.guide import Guide
+from headrace.engine.request import ModelInfo
+from headrace.engine.sequence import Sequence
+
+LIMIT_S = 5.0
+"""Time that checking one grammar may take."""
+
+MAX_CACHED = 256
+"""Compiled grammars that are kept, the least recently used going first; refused ones among them."""
+
+LONGEST_WAY = 4096
+"""Tokens of the short answer that is looked for once for each grammar."""
+
+_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A model's tokens as grammars see them. tokenizer: an ``LLTokenizer``."""
+
+    tokenizer: Any
+    closing: Closing
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """matcher: at the beginning; guides get copies. way: a short answer, in tokens, None if none was found."""
+
+    matcher: Any
+    closing: Closing
+    way: list[int] | None
+
+
+class Grammars:
+    """Gives sequences their guides. Nothing is loaded or started before the first grammar.
+
+    Sequences go in by ``prepare`` and come out of ``ready``, in any order.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        load: Callable[[ModelInfo], Vocabulary] | None = None,
+        *,
+        limit_s: float = LIMIT_S,
+        max_cached: int = MAX_CACHED,
+    ) -> None:
+        self._info = info
+        self._load = load or load_vocabulary
+        self._limit_s = limit_s
+        self._max_cached = max_cached
+        self._cache: OrderedDict[tuple[str, str, bool], Future[CompiledGrammar]] = OrderedDict()
+        self._waiting: list[tuple[Sequence, Future[CompiledGrammar]]] = []
+        self._threads: ThreadPoolExecutor | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._vocabulary_lock = threading.Lock()
+        self._checkers: list[GrammarChecker] = []
+        self._own = threading.local()
+
+    def prepare(self, seq: Sequence) -> None:
+        """Begin to make this sequence's guide."""
+        grammar = seq.request.grammar
+        assert grammar is not None, "the request has no grammar"
+        self._waiting.append((seq, self._compiled(grammar)))
+
+    def ready(self) -> list[tuple[Sequence, InvalidRequest | None]]:
+        """Sequences whose guide has been made, or could not be and why."""
+        if not self._waiting:
+            return []
+        done = [pair for pair in self._waiting if pair[1].done()]
+        self._waiting = [pair for pair in self._waiting if not pair[1].done()] if done else self._waiting
+        return [(seq, self._guide(seq, future)) for seq, future in done]
+
+    def wait(self, timeout: float) -> None:
+        """Return when one is ready, or after so many seconds; at once when none is awaited."""
+        if self._waiting:
+            wait([future for _, future in self._waiting], timeout, return_when=FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """End threads and processes."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            for checker in self._checkers:
+                checker.close()
+
+    def _guide(self, seq: Sequence, future: "Future[CompiledGrammar]") -> InvalidRequest | None:
+        """Give the sequence its guide; or say why it cannot have one."""
+        grammar, params = seq.request.grammar, seq.request.sampling
+        assert grammar is not None
+        if (error := future.exception()) is not None:
+            return _refusal(error, grammar, self._limit_s)
+        compiled = future.result()
+        room = seq.limit - seq.prompt_len
+        if compiled.way is not None and len(compiled.way) > room:
+            return InvalidRequest(
+                f"the answer may have {room:,} tokens, but a short one of this form has {len(compiled.way):,}:"
+                " raise max_tokens or shorten the prompt",
+                param="max_tokens",
+                code="invalid_value",
+            )
+        seq.guide = Guide(
+            compiled.matcher.deep_copy(),
+            compiled.closing,
+            length=seq.prompt_len,
+            limit=seq.limit,
+            may_end_at=seq.limit if params.ignore_eos else seq.prompt_len + params.min_tokens,
+            end_tokens=self._info.eos_ids,
+        )
+        seq.guide.start(compiled.way)
+        return None
+
+    def _compiled(self, grammar: Grammar) -> "Future[CompiledGrammar]":
+        key = (grammar.kind, grammar.source, grammar.lenient)
+        if key not in self._cache:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_THREADS, "grammar")
+            self._cache[key] = self._threads.submit(self._compile, grammar)
+            if len(self._cache) > self._max_cached:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return self._cache[key]
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        """In a thread: check, then compile. Raises BadGrammar and GrammarTooComplex."""
+        from headrace.engine.guidance import BadGrammar, compile_matcher
+
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._load(self._info)
+        vocabulary = self._vocabulary
+        if (problem := self._checker().check(grammar)) is not None:
+            raise BadGrammar(problem)
+        matcher = compile_matcher(vocabulary.tokenizer, grammar)
+        way = vocabulary.closing.way(matcher, LONGEST_WAY)
+        return CompiledGrammar(matcher, vocabulary.closing, way)
+
+    def _checker(self) -> GrammarChecker:
+        """This thread's own."""
+        if not hasattr(self._own, "checker"):
+            self._own.checker = GrammarChecker(self._limit_s)
+            self._checkers.append(self._own.checker)
+        checker: GrammarChecker = self._own.checker
+        return checker
+
+
+def _refusal(error: BaseException, grammar: Grammar, limit_s: float) -> InvalidRequest:
+    from headrace.engine.guidance import BadGrammar
+
+    if isinstance(error, BadGrammar):
+        problem, code = f"cannot be compiled: {error}", "invalid_grammar"
+    elif isinstance(error, GrammarTooComplex):
+        problem = f"is too complex: it takes more than {limit_s:g} s, or too much memory, to compile"
+        code = "grammar_too_complex"
+    elif isinstance(error, EngineError):
+        problem, code = f"cannot be used with this model: {error}", "unsupported_option"
+    else:
+        raise error
+    return InvalidRequest(f"{grammar.param} {problem}", param=grammar.param, code=code)
+
+
+def load_vocabulary(info: ModelInfo) -> Vocabulary:
+    """The vocabulary of the model's own tokenizer. Raises EngineError when there is none that can be used."""
+    import llguidance
+
+    from headrace.engine.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(Path(info.path))
+    tokenizer.cover(info.vocab_size)
+    try:
+        loaded = llguidance.LLTokenizer(
+            tokenizer.to_json(), n_vocab=info.vocab_size, eos_token=list(info.eos_ids) or None
+        )
+    except ValueError as error:
+        raise EngineError(f"its tokenizer has no form that grammars can follow: {error}") from error
+    return Vocabulary(loaded, Closing(tokenizer.pieces()[: info.vocab_size]))

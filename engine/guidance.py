@@ -1,0 +1,51 @@
+"""llguidance's side of a grammar: the one place that says with which options and limits it is compiled.
+
+Imported by the engine's process and by the one that checks grammars (``engine/grammar_check.py``); knows no torch.
+"""
+
+import llguidance
+
+from headrace.engine.grammar import Grammar, GrammarKind
+
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As ``json.dumps`` writes: one form for every value, so that no model can lose itself in white space."""
+
+MAX_MESSAGE_CHARS = 300
+
+
+class BadGrammar(Exception):
+    """The grammar cannot be compiled; the message says why."""
+
+
+def compile_matcher(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llguidance.LLMatcher:
+    """A matcher at the beginning of an answer, which has computed its first mask. Raises BadGrammar."""
+    try:
+        source = _source(grammar)
+    except ValueError as error:
+        raise BadGrammar(_short(str(error))) from error
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise BadGrammar(_short(matcher.get_error()))
+    if matcher.is_stopped():
+        raise BadGrammar("it allows no answer but an empty one")
+    return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            options = JSON_FORM | {"lenient": grammar.lenient}
+            return str(llguidance.LLMatcher.grammar_from_json_schema(grammar.source, overrides=options))
+        case GrammarKind.REGEX:
+            return str(llguidance.LLMatcher.grammar_from_regex(grammar.source))
+        case GrammarKind.LARK:
+            return str(llguidance.LLMatcher.grammar_from_lark(grammar.source))
+
+
+def _short(message: str) -> str:
+    """The message in a line."""
+    line = " ".join(message.split("<state>")[0].split())
+    return line if len(line) <= MAX_MESSAGE_CHARS else line[:MAX_MESSAGE_CHARS] + "..."

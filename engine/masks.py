@@ -1,0 +1,109 @@
+"""Masks of the tokens that grammars allow, computed in threads on the host while the device runs the forward."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.engine.guide import GuidedRow
+
+_RING = 2  # a buffer is filled while the copy of the one before may still run
+
+
+class Masks:
+    """Fills the masks of a step's guided rows. Nothing is made before the first of them.
+
+    catch_up: called before a step's masks are computed; returns when every earlier step's tokens have been taken in. Set
+    by who launches steps.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.catch_up: Callable[[], None] = lambda: None
+        self._words = -(-vocab_size // 32)
+        self._device = device
+        self._threads: Any = None
+        self._ring: list[tuple[Tensor, torch.cuda.Event | None]] = []
+
+    def fill(self, rows: Sequence[GuidedRow]) -> Tensor:
+        """What each row may choose from: [M, W] int32 on the device, bit v mod 32 of word v div 32 for token v."""
+        self.catch_up()
+        buffer = self._buffer(len(rows))
+        masks = buffer.numpy()[: len(rows)]
+        free = [(row.guide.matcher, line) for line, row in enumerate(rows) if _is_free(row)]
+        if free:
+            self._executor().unsafe_compute_mask_ptr(free, masks.ctypes.data, 4 * self._words, len(rows))
+        for mask, row in zip(masks, rows, strict=True):
+            _finish(mask, row)
+        return self._send(buffer, len(rows))
+
+    def everything(self) -> Tensor:
+        """A mask that allows every token, [1, W] int32 on the device."""
+        return torch.full((1, self._words), -1, dtype=torch.int32, device=self._device)
+
+    def take(self, rows: Sequence[GuidedRow], tokens: NDArray[np.int64]) -> None:
+        """Let the guides take in what their rows sampled. tokens: [K], of all the step's sample rows."""
+        wanted = [row for row in rows if row.guide.wants(row.position)]
+        if wanted:
+            taken = [(row.guide.matcher, int(tokens[row.row])) for row in wanted]
+            self._executor().consume_token_par(taken)
+            for row in wanted:
+                row.guide.took()
+
+    def _executor(self) -> Any:
+        if self._threads is None:
+            import llguidance
+
+            self._threads = llguidance.LLExecutor()
+        return self._threads
+
+    def _buffer(self, rows: int) -> Tensor:
+        """A host buffer of at least so many lines, no copy of which is under way; the last one used comes last."""
+        on_cuda = self._device.type == "cuda"
+        if len(self._ring) == _RING:
+            buffer, sent = self._ring.pop(0)
+            if sent is not None:
+                sent.synchronize()
+            if len(buffer) >= rows:
+                return buffer
+        return torch.empty(2 * rows, self._words, dtype=torch.int32, pin_memory=on_cuda)
+
+    def _send(self, buffer: Tensor, rows: int) -> Tensor:
+        if self._device.type == "cpu":
+            self._ring.append((buffer, None))
+            return buffer[:rows]
+        masks = buffer[:rows].to(self._device, non_blocking=True)
+        sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        sent.record()
+        self._ring.append((buffer, sent))
+        return masks
+
+
+def _is_free(row: GuidedRow) -> bool:
+    """Whether the mask is the matcher's to say. Rows of overshoot take any token: it is dropped."""
+    return row.guide.outcome is None and not row.guide.forced
+
+
+def _finish(mask: NDArray[np.int32], row: GuidedRow) -> None:
+    """What the matcher does not know: forced tokens, and when the model may end its answer."""
+    guide = row.guide
+    if guide.outcome is None and guide.matcher.is_error():
+        guide.fail()
+    if guide.outcome is not None:
+        mask[:] = -1
+    elif guide.forced:
+        mask[:] = 0
+        mask.view(np.uint32)[guide.forced[0] // 32] = 1 << guide.forced[0] % 32
+    elif row.position < guide.may_end_at:
+        _keep_out(mask, guide.end_tokens)
+
+
+def _keep_out(mask: NDArray[np.int32], tokens: Sequence[int]) -> None:
+    """Clear these tokens' bits, unless nothing else is allowed."""
+    kept = mask.view(np.uint32).copy()
+    for token in tokens:
+        kept[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+    if kept.any():
+        mask[:] = kept.view(np.int32)

@@ -1,0 +1,358 @@
+"""Answers under a grammar: whatever the model would say, they have the form, and fit their limit."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import llguidance
+import pytest
+import tiny_model
+from small_tokenizers import KINDS, small
+
+from headrace.engine import Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams
+from headrace.engine.build import build
+from headrace.engine.closing import Closing
+from headrace.engine.detokenizer import detokenize
+from headrace.engine.errors import InvalidRequest
+from headrace.engine.grammar import Grammar
+from headrace.engine.grammars import Grammars, Vocabulary
+from headrace.engine.request import ModelInfo
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "kind": {"enum": ["a", "bb", "a much longer kind"]},
+    },
+    "required": ["name", "age", "tags", "kind"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "number"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["value", "children"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+SCHEMAS: list[dict[str, Any]] = [
+    PERSON,
+    TREE,
+    {"type": "object"},
+    {},
+    {"type": "array"},
+    {"type": "array", "items": PERSON, "minItems": 1},
+    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+    {"type": "string"},
+    {"type": "string", "minLength": 9, "maxLength": 20},
+    {"type": "string", "pattern": "^[a-z]{2,}-[0-9]{4}$"},
+    {"type": "string", "format": "date"},
+    {"type": "string", "format": "uuid"},
+    {"type": "string", "format": "email"},
+    {"type": "string", "format": "ipv4"},
+    {"type": "number"},
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    {"type": "integer", "multipleOf": 7},
+    {"type": "boolean"},
+    {"type": "null"},
+    {"type": ["string", "null"]},
+    {"const": {"a": [1, None, True]}},
+    {"enum": [1, "two", None, [3], {"four": 5}]},
+    {"anyOf": [{"type": "integer"}, {"type": "object", "required": ["x"], "properties": {"x": {"type": "null"}}}]},
+    {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "boolean"}]},
+    {"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"required": ["a"]}]},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]},
+    {"type": "object", "patternProperties": {"^n_": {"type": "number"}}, "additionalProperties": False},
+    {"type": "object", "properties": {"a": PERSON, "b": TREE["$defs"]["node"] | {"properties": {}, "required": []}}},
+    {"type": "object", "properties": {"ü": {"const": "水🙂"}, 'q"': {"type": "boolean"}}, "required": ["ü", 'q"']},
+    {"type": "array", "items": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}},
+    {"type": "array", "minItems": 4, "maxItems": 5, "items": {"type": "boolean"}},
+]  # fmt: skip
+LAGS = [0, 1, 2]
+
+
+class Guided:
+    """An engine with a tiny model of random weights, whose tokens are a small tokenizer's."""
+
+    def __init__(self, directory: Path, kind: str = "byte_level", **config: Any) -> None:
+        self.kind = kind
+        self.tokenizer = small(kind)
+        vocab = len(self.tokenizer.pieces())
+        model = tiny_model.write(directory, vocab_size=vocab, bos_token_id=0, eos_token_id=1)
+        settings = {"kv_tokens": 4096, "max_context": 512} | config
+        config_ = EngineConfig(model=model, weights="random", device="cpu", dtype="float32", **settings)
+        parts = build(config_)
+        self.loads = 0
+        self.grammars = Grammars(parts.info, self._vocabulary, limit_s=3.0)
+        self.engine = Engine(config_, replace(parts, grammars=self.grammars))
+        self._ids = count()
+
+    def _vocabulary(self, info: ModelInfo) -> Vocabulary:
+        self.loads += 1
+        loaded = llguidance.LLTokenizer(self.tokenizer.to_json(), n_vocab=info.vocab_size, eos_token=[1])
+        return Vocabulary(loaded, Closing(self.tokenizer.pieces()))
+
+    def ask(self, grammar: Grammar | None, **sampling: Any) -> Request:
+        name = str(next(self._ids))
+        params = SamplingParams(**{"temperature": 1.0, "max_tokens": 40} | sampling)
+        return Request(name, [3, 4, 5], params, grammar=grammar)
+
+    def run(self, requests: list[Request]) -> list[Completion]:
+        """How they ended, in the order of the requests."""
+        self.engine.add_many(requests)
+        ended: dict[str, Completion] = {}
+        while len(ended) < len(requests):
+            ended |= {done.id: done for done in self.engine.poll(60.0).completions}
+        self.engine.check()
+        return [ended[request.id] for request in requests]
+
+    def text(self, done: Completion) -> str:
+        return detokenize(self.tokenizer, done.token_ids, skip_special=True)
+
+
+@pytest.fixture
+def guided(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Guided]:
+    made = Guided(tmp_path, **getattr(request, "param", {}))
+    yield made
+    made.engine.close()
+
+
+def each(**configs: list[Any]) -> Any:
+    """Engines of these configurations."""
+    values = [dict(zip(configs, each, strict=True)) for each in zip(*configs.values(), strict=True)]
+    return pytest.mark.parametrize("guided", values, indirect=True, ids=str)
+
+
+@each(
+    kind=["byte_level", "sentencepiece", "tiktoken", "byte_level", "byte_level"],
+    lag=[0, 1, 2, 2, 1],
+    kv_tokens=[4096, 4096, 4096, 512, 640],
+)
+def test_json_fits_its_schema_wherever_its_limit_falls_and_whoever_is_preempted(guided: Guided) -> None:
+    rng = random.Random(7)
+    asked: list[tuple[dict[str, Any] | None, Request]] = []
+    for schema in SCHEMAS:
+        for _ in range(2):
+            limit = rng.choice([60, 80, 120, 200])
+            options = rng.choice([
+                {}, {"temperature": 0.0}, {"temperature": 3.0}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2},
+                {"repetition_penalty": 1.5}, {"frequency_penalty": 2.0, "presence_penalty": 2.0}, {"logprobs": 2},
+                {"min_tokens": 30}, {"ignore_eos": True}, {"logit_bias": ((1, -100.0), (9, 30.0), (10, 100.0))},
+                {"stop_token_ids": (7, 8, 9)},
+            ])  # fmt: skip
+            asked.append(
+                (
+                    schema,
+                    guided.ask(
+                        Grammar.json_schema(schema), max_tokens=limit, seed=rng.getrandbits(60), **options
+                    ),
+                )
+            )
+        asked.append((None, guided.ask(None, max_tokens=rng.randint(1, 60))))
+    ended = guided.run([request for _, request in asked])
+    refused = 0
+    for (schema, request), done in zip(asked, ended, strict=True):
+        if schema is None:
+            continue
+        if done.error:
+            assert done.error.param == "max_tokens", done.error
+            refused += 1
+            continue
+        text = guided.text(done)
+        assert done.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        jsonschema.validate(json.loads(text), schema)
+        assert len(done.token_ids) <= request.sampling.max_tokens
+        if request.sampling.logprobs is not None:
+            assert len(done.logprobs.chosen) == len(done.token_ids)
+            assert (done.logprobs.chosen <= 0).all()
+    assert refused <= len(asked) // 8, "hardly any limit is too small for a short answer"
+    assert {done.finish_reason for done in ended} >= {FinishReason.STOP, FinishReason.LENGTH}
+    assert guided.loads == 1
+
+
+@pytest.mark.parametrize("lag", LAGS)
+def test_free_rows_say_what_they_say_without_guided_neighbours(tmp_path: Path, lag: int) -> None:
+    made = Guided(tmp_path, lag=lag)
+    free = [
+        replace(made.ask(None, temperature=t, seed=n), prompt=[n + 3, 4])
+        for n, t in enumerate([0.0, 1.0] * 5)
+    ]
+    alone = [done.token_ids for done in made.run(free)]
+    others = [made.ask(Grammar.json_schema(schema)) for schema in SCHEMAS[:12]]
+    mixed = [request for pair in zip(free, others, strict=False) for request in pair]
+    assert [done.token_ids for done in made.run(mixed)][::2] == alone
+    made.engine.close()
+
+
+def test_an_answer_is_the_same_at_every_lag_and_after_a_preemption(tmp_path: Path) -> None:
+    def answers(n: int, lag: int, kv_tokens: int) -> tuple[list[list[int]], int]:
+        made = Guided(tmp_path / str(n), lag=lag, kv_tokens=kv_tokens)
+        requests = [made.ask(Grammar.json_schema(schema), max_tokens=70, seed=5) for schema in SCHEMAS]
+        ended = made.run(requests)
+        made.engine.close()
+        return [done.token_ids for done in ended], sum(done.preemptions for done in ended)
+
+    expected, none = answers(0, 0, 8192)
+    assert none == 0
+    for n, (lag, kv_tokens) in enumerate([(1, 8192), (2, 8192), (0, 512), (1, 512), (2, 512)]):
+        got, preemptions = answers(n + 1, lag, kv_tokens)
+        assert got == expected
+        assert (preemptions > 0) == (kv_tokens == 512)
+
+
+@each(kind=list(KINDS))
+def test_choices_and_expressions_are_matched_from_end_to_end(guided: Guided) -> None:
+    choices = ["yes", "no", "yes, but", "größer 水\n", 'quote " and \\ slash', "🙂"]
+    patterns = ["[A-Z][a-z]+ [0-9]{3}", "(ab|cd){2,4}x", "[^\\n]{5}", "水+🙂?", "a*b"]
+    requests = [guided.ask(Grammar.choice(choices), seed=n) for n in range(30)]
+    requests += [guided.ask(Grammar.regex(pattern), seed=n) for pattern in patterns for n in range(6)]
+    requests += [
+        guided.ask(Grammar.lark('start: greeting " " NAME\ngreeting: "hi" | "ho"\nNAME: /[a-z]{1,5}/'))
+    ]
+    texts = [guided.text(done) for done in guided.run(requests)]
+    assert set(texts[:30]) <= set(choices)
+    assert len(set(texts[:30])) > 2, "the model chooses"
+    for n, text in enumerate(texts[30:60]):
+        assert re.fullmatch(patterns[n // 6], text), text
+    assert re.fullmatch("h[io] [a-z]{1,5}", texts[60])
+
+
+def test_the_model_chooses_also_where_its_choice_just_fits(guided: Guided) -> None:
+    grammar = Grammar.choice(["a", "e", "i", "o", "u"])
+    ended = guided.run([guided.ask(grammar, max_tokens=1, seed=n) for n in range(40)])
+    assert {done.finish_reason for done in ended} == {FinishReason.STOP}
+    assert len({guided.text(done) for done in ended}) == 5
+
+
+def test_an_answer_ends_with_its_grammar_and_waits_for_no_end_token(guided: Guided) -> None:
+    done, longer, endless = guided.run(
+        [
+            guided.ask(Grammar.choice(["ab"]), max_tokens=10, min_tokens=9),
+            guided.ask(Grammar.regex("[a-z]+"), max_tokens=30, min_tokens=20),
+            guided.ask(Grammar.regex("[a-z]+"), max_tokens=30, ignore_eos=True),
+        ]
+    )
+    assert (guided.text(done), done.finish_reason) == ("ab", FinishReason.STOP)
+    assert len(longer.token_ids) >= 20
+    assert (len(endless.token_ids), endless.finish_reason) == (30, FinishReason.LENGTH)
+
+
+BAD = {
+    "expression": Grammar.regex("(a"),
+    "look-around": Grammar.regex("(?=a)b"),
+    "grammar": Grammar.lark("start: nothing"),
+    "no grammar": Grammar.lark("}{"),
+    "type": Grammar.json_schema({"type": "strin"}),
+    "keyword": Grammar.json_schema({"not": {"type": "string"}}),
+    "reference": Grammar.json_schema({"$ref": "https://example.com/schema"}),
+    "contradiction": Grammar.json_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}),
+    "endless": Grammar.json_schema({"$ref": "#"}),
+}
+
+
+def test_a_bad_grammar_fails_alone(guided: Guided) -> None:
+    bad = [guided.ask(grammar.named(name)) for name, grammar in BAD.items()]
+    good = [guided.ask(Grammar.json_schema(PERSON), max_tokens=90) for _ in bad]
+    ended = guided.run([request for pair in zip(bad, good, strict=True) for request in pair])
+    for name, done in zip(BAD, ended[::2], strict=True):
+        assert done.error is not None
+        assert (done.error.code, done.error.param) == ("invalid_grammar", name)
+        assert done.error.message.startswith(f"{name} cannot be compiled: ")
+        assert "\n" not in done.error.message
+        assert done.token_ids == []
+    for done in ended[1::2]:
+        jsonschema.validate(json.loads(guided.text(done)), PERSON)
+
+
+def test_a_grammar_that_would_take_for_ever_fails_alone_in_its_time(guided: Guided) -> None:
+    bombs = [guided.ask(Grammar.json_schema({"type": "integer", "multipleOf": 12345678})) for _ in range(3)]
+    guided.engine.add_many(bombs)
+    guided.engine.add_many([guided.ask(Grammar.choice(["quick"])), guided.ask(None)])
+    ended = []
+    while len(ended) < 5:
+        ended += guided.engine.poll(60.0).completions
+    assert {done.id for done in ended[:2]} == {"3", "4"}, "nobody waits for them"
+    assert {(done.error.code, done.error.param) for done in ended[2:]} == {("grammar_too_complex", "grammar")}
+    (after,) = guided.run([guided.ask(Grammar.regex("a{3}"))])
+    assert guided.text(after) == "aaa"
+
+
+def test_a_grammar_that_outgrows_a_step_s_limits_fails_its_sequence_alone(guided: Guided) -> None:
+    hard = guided.ask(Grammar.regex(r"(\p{L}{0,1000}){0,1000}"), max_tokens=200, ignore_eos=True)
+    done, other = guided.run([hard, guided.ask(Grammar.choice(["quick"]))])
+    assert done.error is not None
+    assert (done.error.code, done.error.param) == ("grammar_too_complex", "grammar")
+    assert guided.text(other) == "quick"
+
+
+def test_a_limit_without_room_for_a_short_answer_is_refused_with_the_room_it_needs(guided: Guided) -> None:
+    tight, fits = guided.run(
+        [
+            guided.ask(Grammar.choice(["abc abc"]), max_tokens=1),
+            guided.ask(Grammar.choice(["a"]), max_tokens=1),
+        ]
+    )
+    assert tight.error is not None
+    assert (tight.error.code, tight.error.param) == ("invalid_value", "max_tokens")
+    assert re.search(r"may have 1 tokens, .* has \d+", tight.error.message)
+    assert fits.error is None
+
+
+def test_what_a_grammar_contradicts_is_refused_by_name(guided: Guided) -> None:
+    plain = guided.ask(Grammar.json_object())
+    for field, request in {
+        "allowed_token_ids": replace(plain, sampling=SamplingParams(allowed_token_ids=(3,))),
+        "bad_words": replace(plain, sampling=SamplingParams(bad_words=((3,),))),
+        "stream": replace(plain, stream=True),
+    }.items():
+        with pytest.raises(InvalidRequest) as refused:
+            guided.engine.add_many([request])
+        assert refused.value.param == field
+
+
+def test_requests_may_be_aborted_while_their_grammar_is_compiled(guided: Guided) -> None:
+    bomb = guided.ask(Grammar.json_schema({"type": "integer", "multipleOf": 12345678}))
+    guided.engine.add_many([bomb])
+    guided.engine.abort(bomb.id)
+    (done,) = guided.engine.poll(60.0).completions
+    assert (done.finish_reason, done.error) == (FinishReason.ABORT, None)
+    assert not guided.engine.has_work
+
+
+def test_equal_grammars_are_compiled_once_and_only_so_many_are_kept(guided: Guided) -> None:
+    guided.grammars._max_cached = 4
+    compiled: list[Grammar] = []
+    plain = guided.grammars._compile
+
+    def noting(grammar: Grammar) -> Any:
+        compiled.append(grammar)
+        return plain(grammar)
+
+    guided.grammars._compile = noting
+    guided.run([guided.ask(Grammar.choice([str(n % 3)])) for n in range(30)])
+    assert len(compiled) == 3
+    guided.run([guided.ask(Grammar.choice([f"x{n}"])) for n in range(9)])
+    assert len(guided.grammars._cache) == 4
+    guided.run([guided.ask(Grammar.choice(["x8"])), guided.ask(Grammar.choice(["0"]))])
+    assert len(compiled) == 3 + 9 + 1
+
+
+def test_nothing_is_made_for_requests_without_a_grammar(guided: Guided) -> None:
+    guided.run([guided.ask(None)])
+    assert guided.loads == 0
+    assert guided.grammars._threads is None
