@@ -10,6 +10,7 @@ from confluent_kafka import Message
 from headrace.client.readback import read_all
 from headrace.schemas import Source, dead_letter_source
 from headrace.schemas import topics as names
+from headrace.schemas.kafka_headers import headers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def dead_letters(kafka: Mapping[str, Any], topic: str) -> Iterator[DeadLetter]:
 
 def dead_letter(message: Message) -> DeadLetter:
     """What the headers of a record on the dead-letter topic say."""
-    headers = message.headers() or []
+    headers = headers_of(message)
     text = {name: (value or b"").decode("utf-8", "replace") for name, value in headers}
     return DeadLetter(
         topic=str(message.topic()),

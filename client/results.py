@@ -23,6 +23,7 @@ from headrace.schemas import (
 )
 from headrace.schemas import topics as names
 from headrace.schemas.errors import ErrorCode, Outcome
+from headrace.schemas.kafka_headers import headers_of
 from headrace.schemas.kafka_properties import for_consumer
 
 # Clocks differ: a worker's first result may bear an earlier time than the batch's opening.
@@ -158,14 +159,14 @@ class Follower:
 
     def _take_dead_letter(self, message: Message) -> None:
         """A letter may be there twice, so what counts is where its record came from."""
-        headers = message.headers() or []
+        headers = headers_of(message)
         if dict(headers).get(names.DEAD_CODE) in _REJECTING:
             source = dead_letter_source(headers)
             letter = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
             self._rejected.add((source.topic, source.partition, source.offset) if source else letter)
 
     def _is_ours(self, message: Message) -> bool:
-        headers = dict(message.headers() or ())
+        headers = dict(headers_of(message))
         batch_id, tenant = headers.get(names.BATCH_ID), headers.get(names.TENANT, b"default")
         return (tenant, batch_id) == (self._tenant.encode(), self._batch_id.encode())
 

@@ -32,6 +32,7 @@ from headrace.schemas import (
     parse_envelope,
     source_of,
 )
+from headrace.schemas.kafka_headers import headers_of
 from headrace.schemas.kafka_properties import for_consumer
 
 log = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ class Recorder:
                 _note(error)
                 continue
             topic, partition, offset = message.topic(), message.partition(), message.offset()
-            headers = message.headers()
+            headers = headers_of(message)
             source = source_of(headers, topic, partition, offset, message.timestamp()[1])
             bulk.behind[topic, partition] = offset + 1
             try:

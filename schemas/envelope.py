@@ -12,6 +12,7 @@ import orjson
 from headrace.schemas import topics
 from headrace.schemas.errors import ErrorCode, Unparsable
 from headrace.schemas.ids import Source, job_key, out_of_range
+from headrace.schemas.kafka_headers import UNREADABLE
 from headrace.schemas.wire import clean_text, load_object
 
 Headers = Sequence[tuple[str, bytes | None]] | None
@@ -65,7 +66,7 @@ def read_record(value: bytes | None, headers: Headers, source: Source) -> Record
     given, unreadable = _from_headers(headers)
     try:
         if unreadable:
-            message = f"the header {unreadable[0]} is not UTF-8"
+            message = f"{unreadable[0]} is not UTF-8"
             raise Unparsable(ErrorCode.INVALID_ENCODING, message)
         body = load_object(value)
     except Unparsable as error:
@@ -160,12 +161,14 @@ def _from_headers(headers: Headers) -> tuple[dict[str, str], list[str]]:
     """The fields that headers name, and the headers that cannot be read: a name made up of one would be nobody's."""
     fields, unreadable = {}, []
     for name, value in headers or ():
+        if name == UNREADABLE:
+            unreadable.append("the name of a header")
         field = _HEADER_FIELDS.get(name)
         if field and value:
             try:
                 fields[field] = value.decode()
             except UnicodeDecodeError:
-                unreadable.append(name)
+                unreadable.append(f"the header {name}")
     return fields, unreadable
 
 

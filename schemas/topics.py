@@ -30,6 +30,8 @@ DEAD_MESSAGE = "headrace-dead-message"
 
 JSON = b"application/json"
 
+MAX_LETTER_BYTES = 20_000_000  # the largest record, with its headers and those of a dead letter
+
 # No dots, so that tier_of can read a name back; no underscores, which Kafka warns about next to dots.
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
@@ -86,6 +88,10 @@ class Topics:
     def all(self) -> tuple[str, ...]:
         """Every topic, those of jobs first."""
         return (*map(self.jobs, self.tiers), self.results, self.control, self.dead)
+
+    def config(self, topic: str) -> dict[str, str]:
+        """What a topic is made with that is not the broker's default: a dead letter is a record and headers more."""
+        return {"max.message.bytes": str(MAX_LETTER_BYTES)} if topic == self.dead else {}
 
     @property
     def _jobs_prefix(self) -> str:

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from headrace.schemas import Topics
 from headrace.schemas.kafka_properties import for_consumer, for_producer
+from headrace.schemas.topics import MAX_LETTER_BYTES
 from headrace.worker.brake import DeadLetterLimit
 from headrace.worker.tiers import Tier, check_together, default_tiers
-
-MOST_MESSAGE_BYTES = 20_000_000
 
 
 def unique_name() -> str:
@@ -82,7 +81,7 @@ class WorkerConfig:
 
     def producer(self) -> dict[str, Any]:
         """Properties of the producer. What a topic takes is for the broker to say: dead letters are as they came."""
-        return {"message.max.bytes": MOST_MESSAGE_BYTES, **for_producer(self.client())}
+        return {"message.max.bytes": MAX_LETTER_BYTES, **for_producer(self.client())}
 
     def control(self) -> dict[str, Any]:
         """Properties of the control topic's consumer."""

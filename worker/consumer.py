@@ -17,6 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.ledger.kafka_log import callbacks
+from headrace.schemas.kafka_headers import headers_of
 from headrace.worker.errors import ConsumerFailed
 from headrace.worker.offsets import Assignment, OffsetTracker
 
@@ -295,7 +296,7 @@ def _delivery(message: Message, tier: str, assignment: Assignment) -> Delivery:
         message.timestamp()[1],
         message.key(),
         message.value(),
-        message.headers() or [],
+        headers_of(message),
     )
 
 

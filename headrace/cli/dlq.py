@@ -79,13 +79,15 @@ def show(
     """Show one dead letter: why it is there, its headers, and the record as it came, prompt and all."""
     import sys
 
+    from headrace.schemas.kafka_headers import headers_of
+
     settings = context.load_settings()
     (message,) = _read(settings, [_place(settings, letter)])
     body: bytes = message.value() or b""
     if value:
         sys.stdout.buffer.write(body)
         return
-    headers = {name: (given or b"").decode("utf-8", "replace") for name, given in message.headers() or ()}
+    headers = {name: (given or b"").decode("utf-8", "replace") for name, given in headers_of(message)}
     shown: dict[str, Any] = {"letter": letter, **headers, "bytes": len(body)}
     if json:
         emit({**shown, "value": body.decode("utf-8", "replace")})
@@ -216,9 +218,10 @@ def _row(message: "Message", source: "Source") -> "JobRow | RejectionRow":
     """What the job table calls this record: a job, or a rejection at its place."""
     from headrace.ledger import JobRow, RejectionRow
     from headrace.schemas import Unparsable, parse_envelope
+    from headrace.schemas.kafka_headers import headers_of
 
     try:
-        envelope = parse_envelope(message.value(), message.headers(), source)
+        envelope = parse_envelope(message.value(), headers_of(message), source)
     except Unparsable as error:
         return RejectionRow(
             source.topic, source.partition, source.offset, error.tenant, error.code, run=source.run

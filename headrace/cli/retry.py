@@ -95,10 +95,11 @@ def _send_again(settings: "Settings", repeater: "Repeater", page: list["JobRow"]
 def _source(message: "Message", row: "JobRow") -> "Source | None":
     """Where the job lay and the run it is to have; None if another record lies there now (a topic made again)."""
     from headrace.schemas import Source, Unparsable, parse_envelope
+    from headrace.schemas.kafka_headers import headers_of
 
     source = Source(row.src_topic, row.src_partition, row.src_offset, message.timestamp()[1], run=row.run + 1)
     try:
-        envelope = parse_envelope(message.value(), message.headers(), source)
+        envelope = parse_envelope(message.value(), headers_of(message), source)
     except Unparsable:
         return None
     same = (envelope.id, envelope.content_sha) == (row.id, row.content_sha)

@@ -43,7 +43,7 @@ def create(
 
     settings = context.load_settings()
     names = context.topics(settings)
-    wanted = [NewTopic(name, partitions, replication) for name in names.all]
+    wanted = [NewTopic(name, partitions, replication, config=names.config(name)) for name in names.all]
     created = []
     admin = context.admin(settings)  # lives until the last answer is in
     for name, future in admin.create_topics(

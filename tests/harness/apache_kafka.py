@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,11 +88,18 @@ def describe() -> str:
     return TANSU
 
 
-def create_topics(bootstrap: str, names: Iterable[str], partitions: int = 4) -> None:
+def create_topics(
+    bootstrap: str,
+    names: Iterable[str],
+    partitions: int = 4,
+    config: Callable[[str], dict[str, str]] = lambda name: {},
+) -> None:
     """Create topics and return when the broker has a leader for each; topics that exist are left alone."""
     names = list(names)
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
+    for future in admin.create_topics(
+        [NewTopic(name, partitions, 1, config=config(name)) for name in names]
+    ).values():
         try:
             future.result(30)
         except KafkaException as error:

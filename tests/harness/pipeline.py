@@ -254,12 +254,17 @@ class Pipeline:
 
 
 @contextmanager
-def pipeline(bootstrap: str, database_url: str, partitions: int = 4) -> Iterator[Pipeline]:
-    """Topics of their own, and everything stopped at the end."""
+def pipeline(
+    bootstrap: str, database_url: str, partitions: int = 4, largest: int | None = None
+) -> Iterator[Pipeline]:
+    """Topics of their own, and everything stopped at the end. largest: bytes of a record, instead of Kafka's 1 MB."""
     import apache_kafka
 
     topics = Topics(prefix=f"t{uuid4().hex[:12]}")
-    apache_kafka.create_topics(bootstrap, topics.all, partitions)
+    limit = {} if largest is None else {"max.message.bytes": str(largest)}
+    apache_kafka.create_topics(
+        bootstrap, topics.all, partitions, lambda topic: {**limit, **topics.config(topic)}
+    )
     made = Pipeline(bootstrap, database_url, topics)
     try:
         yield made

@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.schemas import ErrorCode, JobState, Outcome, Topics
+from headrace.schemas.wire import MAX_RECORD_BYTES
 
 
 def test_state_codes_are_those_of_the_job_table() -> None:
@@ -71,3 +72,9 @@ def test_an_unknown_tier_is_refused_with_those_there_are() -> None:
 def test_names_that_kafka_or_tier_of_would_trip_over_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"topic label|at least one"):
         Topics(**options)  # type: ignore[arg-type]
+
+
+def test_dead_letters_may_be_larger_than_the_records_they_hold() -> None:
+    names = Topics()
+    assert int(names.config(names.dead)["max.message.bytes"]) > MAX_RECORD_BYTES
+    assert {topic for topic in names.all if names.config(topic)} == {names.dead}
