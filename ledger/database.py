@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool
 
-from headrace.ledger.errors import LedgerUnavailable, NotMigrated, NotPostgres, RowRefused
+from headrace.ledger.errors import LedgerUnavailable, NotMigrated, NotPermitted, NotPostgres, RowRefused
 
 Rows: TypeAlias = Cursor[TupleRow]
 P = ParamSpec("P")
@@ -144,7 +144,9 @@ def translate(error: Exception) -> Exception:
         return LedgerUnavailable(cause)
     if state.startswith(_REFUSED):
         return RowRefused(cause)
-    if state in ("42P01", "42703"):
+    if state == "42501":
+        return NotPermitted(f"{cause}; deploy/roles.sql grants what each process needs")
+    if state in ("42P01", "42703", "42883"):
         return NotMigrated(f"{cause}; run `headrace migrate`")
     return error
 

@@ -17,5 +17,9 @@ class NotPostgres(LedgerError):
     """The address is that of another kind of database."""
 
 
+class NotPermitted(LedgerError):
+    """The role that we log in as lacks a right; deploy/roles.sql grants what each process needs."""
+
+
 class RowRefused(LedgerError):
     """Postgres will not take this row, however often it is tried."""

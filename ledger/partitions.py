@@ -3,6 +3,9 @@
 An id of UUIDv7's layout begins with its time in milliseconds, so the ids of one UTC day are one range. Ids that name
 no time begin with `ff` and go to a catch-all, `jobs_named`, behind all days. There is no DEFAULT partition: it would
 have to be searched each time a day is added.
+
+Days are made and dropped by two functions in the database (migration 0005) that run as the owner of the tables: so
+recorders and workers need not own them.
 """
 
 from __future__ import annotations
@@ -10,21 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
+from typing import LiteralString
 from uuid import UUID
 
 from headrace.ledger.database import Rows
-from headrace.ledger.tables import PARTITIONED, jobs
 
 AHEAD = 7
 # A producer may name ids of its own up to 30 days before their record; those older days are made when they are met.
 REACH = 31
-CATCH_ALL = "named"
-# See 0001: room for updates in place.
-FILLFACTOR = {"jobs": 50, "attempts": 50, "results": 100}
 _NAME = re.compile(r"(?:jobs|results|attempts)_(?:\d{8}|named)")
 _EPOCH = date(1970, 1, 1).toordinal()
 _DAY_MS = 86_400_000
-_ADVISORY_LOCK = 0x70617274
 
 
 def is_partition(table: str) -> bool:
@@ -67,44 +66,26 @@ def existing(cursor: Rows) -> frozenset[date]:
 
 def ensure(cursor: Rows, days: Iterable[date]) -> int:
     """Make the partitions that are missing for `days`; return for how many days."""
-    # Two recorders may think of it at the same moment.
-    cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
     missing = sorted(set(days) - existing(cursor))
-    for day in missing:
-        for table in reversed(PARTITIONED):
-            _make(cursor, table.name, day)
-    return len(missing)
-
-
-def _make(cursor: Rows, table: str, day: date) -> None:
-    # ATTACH locks writers out of nothing; CREATE .. PARTITION OF would wait for every transaction on the table.
-    name = f"{table}_{day:%Y%m%d}"
-    cursor.execute(
-        f"CREATE TABLE IF NOT EXISTS {name} (LIKE {table} INCLUDING ALL) WITH (fillfactor = {FILLFACTOR[table]});"
-        f"ALTER TABLE {table} ATTACH PARTITION {name}"
-        f" FOR VALUES FROM ('{first_id(day)}') TO ('{first_id(day + timedelta(days=1))}')"
-    )
+    return sum(_says(cursor, "SELECT make_day(%s)", (day,)) for day in missing)
 
 
 def retirable(cursor: Rows, before: date) -> list[date]:
     """Days before `before` in which every job is terminal."""
     old = sorted(day for day in existing(cursor) if day < before)
-    return [day for day in old if not _has_live_rows(cursor, f"{jobs.name}_{day:%Y%m%d}")]
+    return [day for day in old if not _has_live_rows(cursor, day)]
 
 
-def _has_live_rows(cursor: Rows, partition: str) -> bool:
-    cursor.execute(f"SELECT EXISTS (SELECT FROM {partition} WHERE state < 2)")
-    (found,) = cursor.fetchone() or (False,)
-    return bool(found)
+def _has_live_rows(cursor: Rows, day: date) -> bool:
+    live = "SELECT EXISTS (SELECT FROM jobs WHERE id >= %s AND id < %s AND state < 2)"
+    return _says(cursor, live, (first_id(day), first_id(day + timedelta(days=1))))
 
 
 def drop(cursor: Rows, day: date) -> bool:
     """Drop one day of all three tables, unless a job in it came to life meanwhile."""
-    # Everybody waits behind us while we wait for the writers of the moment: rather fail, and try in an hour.
-    cursor.execute("SET LOCAL lock_timeout = '2s'")
-    cursor.execute("LOCK TABLE ONLY jobs, ONLY results, ONLY attempts IN ACCESS EXCLUSIVE MODE")
-    if _has_live_rows(cursor, f"jobs_{day:%Y%m%d}"):
-        return False
-    for table in PARTITIONED:
-        cursor.execute(f"DROP TABLE {table.name}_{day:%Y%m%d}")
-    return True
+    return _says(cursor, "SELECT drop_day(%s)", (day,))
+
+
+def _says(cursor: Rows, question: LiteralString, values: tuple[date, ...] | tuple[UUID, ...]) -> bool:
+    (answer,) = cursor.execute(question, values).fetchone() or (False,)
+    return bool(answer)

@@ -205,5 +205,3 @@ settled_letters = Table(
     _now("settled_at"),
     PrimaryKeyConstraint("topic", "partition", "offset", "written_at"),
 )
-
-PARTITIONED = (jobs, results, attempts)

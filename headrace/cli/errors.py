@@ -33,6 +33,7 @@ class Rule:
     exact: bool = False
 
 
+_ROLES = "Have the owner of the tables run deploy/roles.sql, or log in with another role."
 _DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
 _POSTGRES_URL = "It looks like postgresql://user:password@host:5432/database."
 _STORE = "Check HEADRACE_RESULT_STORE: a directory, or s3://bucket/prefix; `headrace doctor` tells more."
@@ -52,6 +53,8 @@ RULES = {
     ),
     "headrace.ledger.errors.NotPostgres": Rule(Exit.USAGE, _POSTGRES_URL, "DATABASE_URL: {error}"),
     "headrace.ledger.errors.NotMigrated": Rule(Exit.NOT_READY, "Run `headrace migrate`."),
+    "headrace.ledger.errors.NotPermitted": Rule(Exit.REFUSED, _ROLES),
+    "psycopg.errors.InsufficientPrivilege": Rule(Exit.REFUSED, _ROLES, "Postgres refused: {error}"),
     "psycopg.OperationalError": Rule(Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"),
     # Of libpq's connection string; what Postgres itself refuses has a class below this one, and is a defect.
     "psycopg.ProgrammingError": Rule(
