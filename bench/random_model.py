@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import workloads
 
 from headrace.engine import Engine, EngineConfig, Request, SamplingParams
@@ -41,7 +42,7 @@ def random_engine(name: str, **options: Any) -> tuple[Engine, Parts, float]:
 def requests_of(work: list[tuple[list[int], int]], tag: str) -> list[Request]:
     """Sampled at temperature 1, lengths forced. The tag is a salt too: it keeps one run's cache from the next."""
     return [
-        Request(f"{tag}-{i}", prompt, SamplingParams(temperature=1.0, max_tokens=out, ignore_eos=True, seed=i), salt=tag)
+        Request(f"{tag}-{i}", np.array(prompt, np.int32), SamplingParams(temperature=1.0, max_tokens=out, ignore_eos=True, seed=i), salt=tag)
         for i, (prompt, out) in enumerate(work)
     ]  # fmt: skip
 

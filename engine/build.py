@@ -18,7 +18,7 @@ from headrace.engine.priorities import Priorities
 from headrace.engine.request import ModelInfo
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler
-from headrace.engine.warmup import compile_kernels, peak_bytes
+from headrace.engine.warmup import compile_kernels, peak_bytes, run_large_steps
 from headrace.engine.weights import load_model
 
 CPU_KV_TOKENS = 65_536
@@ -65,6 +65,8 @@ def build(config: EngineConfig) -> Parts:
         graphs = GraphCache(runner) if config.cuda_graphs else None
     if graphs is not None:
         graphs.capture_all()
+    if on_cuda:
+        run_large_steps(runner, graphs.sizes if graphs else [max_slots], budget)
     info = ModelInfo(
         path=str(path),
         vocab_size=model.config.vocab_size,

@@ -5,6 +5,7 @@ import hashlib
 import time
 from collections.abc import Container
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,13 @@ def refuse_duplicates(requests: SequenceOf[Request], running: Container[str]) ->
 
 def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
     """Check a request against the model and fill in what it leaves open. Raises InvalidRequest."""
-    prompt = np.asarray(request.prompt, dtype=np.int64)
+    prompt = np.asarray(request.prompt)
     if not len(prompt):
         raise InvalidRequest("the prompt is empty; at least one token is needed", param="prompt")
-    if prompt.min() < 0 or prompt.max() >= info.vocab_size:
-        raise InvalidRequest(f"token ids must lie in [0, {info.vocab_size})", param="prompt_token_ids")
+    if prompt.dtype.kind not in "iu" or prompt.min() < 0 or prompt.max() >= info.vocab_size:
+        raise InvalidRequest(
+            f"token ids must be whole numbers in [0, {info.vocab_size})", param="prompt_token_ids"
+        )
     _check_reading(request, len(prompt))
     if request.outputs is not Outputs.TOKENS:
         return _reader(request, prompt, info, arrival)
@@ -71,7 +74,7 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
     )
 
 
-def _reader(request: Request, prompt: NDArray[np.int64], info: ModelInfo, arrival: int) -> Sequence:
+def _reader(request: Request, prompt: NDArray[np.integer[Any]], info: ModelInfo, arrival: int) -> Sequence:
     """A sequence that ends with its prompt. One token is sampled, whose coming says that all has been computed."""
     if len(prompt) > info.max_context:
         raise InvalidRequest(

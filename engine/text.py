@@ -237,10 +237,11 @@ class LocalTextEngine:
         if request.bad_words:
             words = bad_word_ids(request.bad_words, self._tokenizer)
             sampling = replace(sampling, bad_words=sampling.bad_words + words)
+        ids = np.array(prompt, np.int32)
         return [
             Request(
                 id=name,
-                prompt=prompt,
+                prompt=ids,
                 sampling=sampling_of(sampling, index),
                 priority=request.priority,
                 deadline=request.deadline,

@@ -38,6 +38,24 @@ def compile_kernels(runner: ModelRunner) -> None:
     torch.cuda.synchronize()
 
 
+def run_large_steps(runner: ModelRunner, sizes: Sequence[int], max_batched_tokens: int) -> None:
+    """Run steps that fill the token budget, and each size's logits, once.
+
+    The allocator then holds what such steps take, and the device the matrix products of their sizes: both come on
+    first use only, which costs the first seconds of work about half a second.
+    """
+    room = min(runner.max_context, runner.kv.num_blocks * runner.kv.block_size)
+    for decodes in (0, min(runner.max_slots, max_batched_tokens) // 2):
+        prefill = min(max_batched_tokens - decodes, room)
+        runner.run(_plan([*[1] * decodes, prefill]))
+    hidden = torch.zeros(
+        max(sizes), runner.model.config.hidden_size, dtype=runner.model.norm.dtype, device=runner.device
+    )
+    for size in sizes:
+        runner.model.logits(hidden[:size])
+    torch.cuda.synchronize()
+
+
 def _kinds(runner: ModelRunner) -> Iterator[StepPlan]:
     room = min(runner.max_context, runner.kv.num_blocks * runner.kv.block_size)
     long = min(300, room - 1)

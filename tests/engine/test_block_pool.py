@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from headrace.engine.block_pool import BlockPool
 from headrace.engine.prefix_tree import PrefixTree
 
+EVERYWHERE = 1 << 30
+"""A bound that bounds nothing: all of a prompt may come from the cache."""
+
 
 def tokens(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
@@ -23,16 +26,16 @@ def test_eviction_takes_leaves_before_parents_and_the_least_recently_used_first(
     pool.release(chain)
     assert (pool.free, pool.cached) == (1, 3)
     pool.take(2)
-    assert len(tree.match("", tokens(0, 0, 1, 1, 2, 2, 9)).blocks) == 2
+    assert len(tree.match("", tokens(0, 0, 1, 1, 2, 2, 9), EVERYWHERE).blocks) == 2
     pool.take(1)
-    assert len(tree.match("", tokens(0, 0, 1, 1, 2, 2, 9)).blocks) == 1
+    assert len(tree.match("", tokens(0, 0, 1, 1, 2, 2, 9), EVERYWHERE).blocks) == 1
 
 
 def test_a_match_never_covers_the_last_token():
     tree = PrefixTree(block_size=2)
     tree.insert(tree.root(""), tokens(1, 2), 0, ready=True)
-    assert tree.match("", tokens(1, 2)).blocks == []
-    assert tree.match("", tokens(1, 2, 3)).blocks == [0]
+    assert tree.match("", tokens(1, 2), EVERYWHERE).blocks == []
+    assert tree.match("", tokens(1, 2, 3), EVERYWHERE).blocks == [0]
 
 
 def test_blocks_with_the_same_tokens_after_different_prefixes_are_different():
@@ -41,17 +44,17 @@ def test_blocks_with_the_same_tokens_after_different_prefixes_are_different():
     b, _ = tree.insert(tree.root(""), tokens(2), 1, ready=True)
     tree.insert(a.number, tokens(7), 2, ready=True)
     tree.insert(b.number, tokens(7), 3, ready=True)
-    assert tree.match("", tokens(1, 7, 0)).blocks == [0, 2]
-    assert tree.match("", tokens(2, 7, 0)).blocks == [1, 3]
+    assert tree.match("", tokens(1, 7, 0), EVERYWHERE).blocks == [0, 2]
+    assert tree.match("", tokens(2, 7, 0), EVERYWHERE).blocks == [1, 3]
 
 
 def test_a_block_that_is_still_being_filled_is_worth_waiting_for_but_not_read():
     tree = PrefixTree(block_size=1)
     node, _ = tree.insert(tree.root(""), tokens(1), 0, ready=False)
-    match = tree.match("", tokens(1, 2))
+    match = tree.match("", tokens(1, 2), EVERYWHERE)
     assert (match.blocks, match.pending) == ([], True)
     node.ready = True
-    assert tree.match("", tokens(1, 2)).blocks == [0]
+    assert tree.match("", tokens(1, 2), EVERYWHERE).blocks == [0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3), st.booleans()), max_size=40))
@@ -61,7 +64,7 @@ def test_every_block_is_free_cached_or_live_whatever_is_taken_shared_and_release
     held: list[np.ndarray] = []
     for length, family, let_go in actions:
         prompt = np.arange(length + 1, dtype=np.int32) + 100 * family
-        match = tree.match("", prompt)
+        match = tree.match("", prompt, EVERYWHERE)
         need = length - len(match.blocks)
         shared = np.array(match.blocks, np.int32)
         if need + pool.cached_among(shared) <= pool.available:
