@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,13 +68,13 @@ class Broker:
         _await_ready(self, self.process, self.directory / "server.log")
 
 
-def start() -> Broker:
+def start(jvm_flags: Sequence[str] = JVM_FLAGS) -> Broker:
     """Start a broker; raises RuntimeError with the broker's log if none comes up."""
     external = os.environ.get("HEADRACE_TEST_KAFKA")
     if external:
         return Broker(external, describe())
     jars = jar_directory()
-    return _start_apache(jars) if jars else _start_tansu()
+    return _start_apache(jars, jvm_flags) if jars else _start_tansu()
 
 
 @functools.cache
@@ -129,9 +129,9 @@ def jar_directory() -> Path | None:
     return maven.resolve(POM, f"kafka/{VERSION}")
 
 
-def _start_apache(jars: Path) -> Broker:
+def _start_apache(jars: Path, jvm_flags: Sequence[str]) -> Broker:
     port, controller = free_ports(2)
-    return launch(jars, f"127.0.0.1:{port}", _server_properties(port, controller))
+    return launch(jars, f"127.0.0.1:{port}", _server_properties(port, controller), jvm_flags=jvm_flags)
 
 
 def launch(
@@ -141,6 +141,7 @@ def launch(
     *,
     users: Mapping[str, str] | None = None,
     client: Mapping[str, str] | None = None,
+    jvm_flags: Sequence[str] = JVM_FLAGS,
 ) -> Broker:
     """Start Apache Kafka with these settings.
 
@@ -150,7 +151,7 @@ def launch(
     properties = directory / "server.properties"
     lines = {**settings, "log.dirs": directory / "data"}
     properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    java = ("java", *JVM_FLAGS, "-cp", f"{jars}/*")
+    java = ("java", *jvm_flags, "-cp", f"{jars}/*")
     cluster = "aGVhZHJhY2UtdGVzdHMwMA"  # any 16 bytes in base64: a cluster of its own each time anyway
     storage = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
     for name, password in (users or {}).items():

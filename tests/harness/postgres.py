@@ -83,15 +83,16 @@ class Server:
         shutil.rmtree(self.home)
 
 
-def server() -> Server:
-    """Start a server on a free port in a temporary directory; it works as root too."""
+def server(**settings: str) -> Server:
+    """Start a server on a free port in a temporary directory; it works as root too. ``settings`` win over ours."""
     if named := os.environ.get("HEADRACE_TEST_DATABASE_URL"):
         return Server(named)
     home = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
     binaries = _binaries(home)
     initialise(binaries, home, "--auth=trust")
     port = free_port()
-    running = Server(f"postgresql://{USER}@127.0.0.1:{port}/postgres", home, command(binaries, home, port))
+    line = command(binaries, home, port, **settings)
+    running = Server(f"postgresql://{USER}@127.0.0.1:{port}/postgres", home, line)
     running.start()
     return running
 
