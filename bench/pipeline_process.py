@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.garbage import collect_seldom
 from headrace.engine.answers import TextChoice
 from headrace.engine.request import EngineStats, FinishReason
 from headrace.engine.text import TextCompletion, TextRequest
@@ -146,6 +147,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     if told["stages"]:
         stages.watch()
+    collect_seldom()
     print("ready", flush=True)
     sys.stdin.readline()
     before = threads()

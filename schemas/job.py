@@ -3,7 +3,7 @@
 import re
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Self
 
 import orjson
@@ -13,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -172,9 +171,6 @@ class PromptJob(BaseModel):
         description="a list of the features that the job cannot do without",
     )
 
-    _envelope: Envelope | None = PrivateAttr(None)
-    _url: str | None = PrivateAttr(None)  # of the batch line that it was read from
-
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
@@ -270,17 +266,21 @@ class PromptJob(BaseModel):
             return JobKind.SCORE
         return JobKind.COMPLETION if self.messages is None else JobKind.CHAT
 
-    @property
+    # parse_job sets these two. Private attributes of pydantic's would cost microseconds at each touch.
+    @cached_property
     def envelope(self) -> Envelope:
         """What parse_job read beside the job: its id, the digest of its content. Only parsed jobs have it."""
-        if self._envelope is None:
-            raise AttributeError("a job that was not read from a record has no envelope")
-        return self._envelope
+        raise AttributeError("a job that was not read from a record has no envelope")
+
+    @cached_property
+    def url(self) -> str | None:
+        """The ``url`` of the batch line that the job was read from; None for any other job."""
+        return None
 
     def path_of(self, field: str) -> str:
         """Where the producer wrote ``field``: ``top_p`` is ``sampling.top_p``, or ``body.top_p`` in a batch line."""
         path = f"sampling.{field}" if field.partition(".")[0] in SAMPLING_OPTIONS else field
-        return path if self._url is None else batch_line.param(path, self._url)
+        return path if self.url is None else batch_line.param(path, self.url)
 
 
 def _refuse_inside(sampling: Any) -> None:
@@ -311,7 +311,7 @@ def _validate(record: Record) -> PromptJob:
     except batch_line.BadLine as error:
         wrong = error.wrong
     else:
-        job._envelope, job._url = record.envelope, url
+        job.envelope, job.url = record.envelope, url
         return job
     raise InvalidJob(record.envelope, wrong.code, wrong.message, wrong.param)
 

@@ -8,6 +8,7 @@ import typer
 
 from headrace.cli import context, logs
 from headrace.cli.engine import engine_config, open_engine, served_name
+from headrace.cli.garbage import collect_seldom
 from headrace.cli.stopping import stop_on_signals
 from headrace.cli.tiers import priorities, tiers
 
@@ -46,6 +47,7 @@ def worker(model: Model = None, device: Device = None) -> None:
     engine = replace(
         engine_config(settings), priorities=priorities(config.tiers)
     )  # may download a model, which a signal ends as usual
+    collect_seldom()
     with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
         Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
 
@@ -62,6 +64,7 @@ def recorder() -> None:
     from headrace.ledger.recorder import Recorder
     from headrace.worker.health import HealthServer
 
+    collect_seldom()
     with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger, ExitStack() as stack:
         recorder = Recorder(
             context.bootstrap_servers(settings), context.topics(settings), ledger, kafka=settings.kafka

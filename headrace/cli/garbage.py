@@ -1,0 +1,16 @@
+"""Python's collector of cycles, told how a process that stays lives."""
+
+import gc
+
+NEW_OBJECTS = 50_000  # more made than freed since the last look; Python's own 700 are one job's and its neighbours'
+
+
+def collect_seldom() -> None:
+    """Look for cycles seldom, and never among what is there now.
+
+    A worker or recorder holds thousands of records without cycles: at Python's own thresholds, walking them over and
+    over took a sixth of a worker's CPU and a quarter of a recorder's (bench/LOG.md). Call it when everything is imported.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, 20, 50)
