@@ -204,14 +204,19 @@ class Watch:
         """Note counts and memory; returns the seconds since the start."""
         at = time.monotonic() - self._began
         memory = {f"{child.name} MB": child.seen.memory_info().rss / 1e6 for child in self.children}
-        self.samples.append({"s": round(at, 2), **counts, **{name: round(mb, 1) for name, mb in memory.items()}})
+        self.samples.append(
+            {"s": round(at, 2), **counts, **{name: round(mb, 1) for name, mb in memory.items()}}
+        )
         for child in self.children:
             child.check()
         return at
 
     def microseconds(self, jobs: int) -> dict[str, float]:
         """CPU a job of each process, and of all."""
-        spent = {name: (seconds - self._before.get(name, 0.0)) / jobs * 1e6 for name, seconds in self._now().items()}
+        spent = {
+            name: (seconds - self._before.get(name, 0.0)) / jobs * 1e6
+            for name, seconds in self._now().items()
+        }
         return {name: round(each, 1) for name, each in spent.items()} | {"all": round(sum(spent.values()), 1)}
 
 
@@ -277,9 +282,16 @@ def stack(rows: int) -> Iterator[Stack]:
 # --- the two parts --------------------------------------------------------------------------------------------------
 
 
-def run(stack: Stack, names: list[str], told: dict[str, Any], jobs: int, group: str, result: str | None) -> dict[str, Any]:
+def run(
+    stack: Stack, names: list[str], told: dict[str, Any], jobs: int, group: str, result: str | None
+) -> dict[str, Any]:
     """Start the processes, wait until their group has committed everything, stop them; what was seen."""
-    told = {**told, "bootstrap": stack.broker.bootstrap, "database_url": stack.url, "prefix": stack.topics.prefix}
+    told = {
+        **told,
+        "bootstrap": stack.broker.bootstrap,
+        "database_url": stack.url,
+        "prefix": stack.topics.prefix,
+    }
     topic = stack.topics.jobs(TIER)
     offsets = Offsets(stack.broker.bootstrap, group)
     children: list[Child] = []
@@ -330,22 +342,36 @@ def _each(said: dict[str, dict[str, Any]], what: str, jobs: int) -> dict[str, fl
 
 
 def report(name: str, part: dict[str, Any]) -> None:
-    print(f"\n{name}: {part['jobs_per_s']:,} jobs/s ({part['seconds']} s; steady {part['steady_jobs_per_s'] or 0:,})")
+    print(
+        f"\n{name}: {part['jobs_per_s']:,} jobs/s ({part['seconds']} s; steady {part['steady_jobs_per_s'] or 0:,})"
+    )
     print("  CPU us a job:", "  ".join(f"{key} {value:g}" for key, value in part["cpu_us_per_job"].items()))
-    print("  by thread:   ", "  ".join(f"{key} {value:g}" for key, value in part["us_per_job_by_thread"].items()))
+    print(
+        "  by thread:   ",
+        "  ".join(f"{key} {value:g}" for key, value in part["us_per_job_by_thread"].items()),
+    )
     if part["us_per_job_by_stage"]:
-        print("  by stage:    ", "  ".join(f"{key} {value:g}" for key, value in part["us_per_job_by_stage"].items()))
+        print(
+            "  by stage:    ",
+            "  ".join(f"{key} {value:g}" for key, value in part["us_per_job_by_stage"].items()),
+        )
     print("  peak MB:     ", part["peak_mb"], flush=True)
     behind = [each["published"] - each["committed"] for each in part["samples"] if "published" in each]
     if behind:
         halves = behind[: len(behind) // 2], behind[len(behind) // 2 :]
-        print(f"  published and not committed, at most: {max(halves[0])} in the first half, {max(halves[1])} in the second")
+        print(
+            f"  published and not committed, at most: {max(halves[0])} in the first half, {max(halves[1])} in the second"
+        )
 
 
 def conditions(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
     with psycopg.connect(stack.url) as connection:
         version = connection.execute("SHOW server_version").fetchone()
-    cpu = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    cpu = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
     return {
         "cpu": f"{len(cpu)} x {cpu[0]}",
         "load_before": os.getloadavg(),
@@ -358,7 +384,9 @@ def conditions(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=200_000)
     parser.add_argument("--filled", type=int, default=5_000_000, help="ended jobs in the table before")
     parser.add_argument("--workers", type=int, default=2)
@@ -373,7 +401,9 @@ def main() -> None:
         print(f"{options.jobs:,} jobs of {value_bytes} B are on their topic", flush=True)
 
         group = f"{parts.topics.prefix}.recorder"
-        recorder = run(parts, ["recorder"], {"role": "recorder", "stages": options.stages}, options.jobs, group, None)
+        recorder = run(
+            parts, ["recorder"], {"role": "recorder", "stages": options.stages}, options.jobs, group, None
+        )
         report("recorder alone", recorder)
 
         config = WorkerConfig(parts.broker.bootstrap, parts.topics)
@@ -389,7 +419,9 @@ def main() -> None:
         report("workers", workers)
         check(parts, options.jobs)
 
-    print(f"\nrecorder and workers together: {recorder['cpu_us_per_job']['all'] + workers['cpu_us_per_job']['all']:.0f} CPU us a job")
+    print(
+        f"\nrecorder and workers together: {recorder['cpu_us_per_job']['all'] + workers['cpu_us_per_job']['all']:.0f} CPU us a job"
+    )
     rows = [{"part": "recorder", **recorder}, {"part": "workers", **workers}]
     results_file.write(options.out, rows, value_bytes=value_bytes, **told)
 
@@ -401,7 +433,8 @@ def check(stack: Stack, jobs: int) -> None:
             "SELECT submitted, succeeded, running FROM batch_progress WHERE batch_id = %s", (BATCH,)
         ).fetchone()
         size = connection.execute(
-            "SELECT avg(length(body::text))::int FROM results JOIN jobs USING (id) WHERE batch_id = %s", (BATCH,)
+            "SELECT avg(length(body::text))::int FROM results JOIN jobs USING (id) WHERE batch_id = %s",
+            (BATCH,),
         ).fetchone()
     assert done == (jobs, jobs, 0), done
     print(f"  every job succeeded; a result has {size[0] if size else 0} B")

@@ -45,7 +45,8 @@ class AtOnce:
 
     def add_many(self, requests: Sequence[TextRequest]) -> None:
         self._ended += [
-            TextCompletion(request.id, self._choices, 160, 32, 64, 0, 0.001, 0.02, 0.5) for request in requests
+            TextCompletion(request.id, self._choices, 160, 32, 64, 0, 0.001, 0.02, 0.5)
+            for request in requests
         ]
 
     def poll(self, timeout: float) -> list[TextCompletion]:
@@ -163,7 +164,9 @@ def main() -> None:
             Worker(config, lambda: AtOnce(told["answer"]), table).run(stop)
     ended.wait()
     spent = {name: seconds - before.get(name, 0.0) for name, seconds in at_end.items()}
-    print(json.dumps({"threads": spent, "stages": stages.seconds, "torch": "torch" in sys.modules}), flush=True)
+    print(
+        json.dumps({"threads": spent, "stages": stages.seconds, "torch": "torch" in sys.modules}), flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
+from headrace.ledger.partitions import within
 from headrace.ledger.rows import AttemptRow
 from headrace.ledger.staging import JOB_COLUMNS, LOCKED, insert_absent, job_values, stage
 from headrace.schemas import JobState
@@ -28,7 +29,7 @@ _START = f"""
 WITH changed AS (
     UPDATE jobs SET state = {JobState.RUNNING.code}, attempt = new.attempt
     FROM {LOCKED} new
-    WHERE jobs.id = new.id AND jobs.run = new.run AND jobs.content_sha = new.content_sha
+    WHERE jobs.id = new.id AND {within("jobs")} AND jobs.run = new.run AND jobs.content_sha = new.content_sha
       AND jobs.state IN ({JobState.QUEUED.code}, {JobState.RUNNING.code}) AND jobs.attempt = new.attempt - 1
     {RETURNING}
 ), {_OPENED} {SUMMARY}
@@ -53,7 +54,7 @@ WHERE attempts.id = mine.id AND worker = %(worker)s AND ended_at IS NULL
 def begin(cursor: Rows, attempts: Sequence[AttemptRow]) -> set[UUID]:
     """Open the attempts that may be opened. `attempts` names each id once."""
     running = JobState.RUNNING.code
-    stage(
+    days = stage(
         cursor,
         _COLUMNS,
         (
@@ -62,13 +63,13 @@ def begin(cursor: Rows, attempts: Sequence[AttemptRow]) -> set[UUID]:
         ),
     )
     tally = Tally()
-    inserted = changes(cursor.execute(_INSERT))
-    tally.inserted(inserted)
-    started = {id for change in inserted for id in change.ids}
-    if len(started) < len(attempts):
-        updated = changes(cursor.execute(_START))
-        tally.started(updated)
-        started.update(id for change in updated for id in change.ids)
+    started: set[UUID] = set()
+    # The recorder is mostly ahead, so the rows are there. Where it is not, it may insert them at this very moment.
+    for statement, count in ((_START, tally.started), (_INSERT, tally.inserted), (_START, tally.started)):
+        if len(started) < len(attempts):
+            done = changes(cursor.execute(statement, days))
+            count(done)
+            started.update(id for change in done for id in change.ids)
     if len(started) < len(attempts):
         started.update(id for (id,) in cursor.execute(_OURS))
     tally.write(cursor)

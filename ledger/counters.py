@@ -144,10 +144,11 @@ class Tally:
         """Add it all. The last thing a transaction does."""
         shard = random.randrange(SHARDS)
         batches, tiers = _lines(self.batches, BATCH, shard), _lines(self.tiers, TIER, shard)
-        if batches:
+        if not batches and not tiers:
+            return
+        with cursor.connection.pipeline():  # one round trip for all
             cursor.executemany(_OPEN_BATCH, [line[:2] for line in batches])
             cursor.executemany(_ADD_BATCH, batches)
-        if tiers:
             cursor.executemany(_ADD_TIER, tiers)
 
 

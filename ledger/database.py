@@ -26,7 +26,8 @@ T = TypeVar("T")
 # A process that is stopped in the middle of a transaction (SIGSTOP, a dead node) must not hold its rows for long, and
 # nobody waits for ever. What we join to lies at the newest end of a day and is in memory: at the default page cost the
 # planner would rather read the whole day. Set in each transaction, not at login: a pooler between us and Postgres hands out sessions.
-SETTINGS = """
+BEGIN = """
+BEGIN;
 SET LOCAL timezone = 'UTC';
 SET LOCAL lock_timeout = '10s';
 SET LOCAL statement_timeout = '60s';
@@ -52,8 +53,13 @@ def parse_url(url: str) -> URL:
 def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
     """A pool for `url`. Connects lazily. Raises as `parse_url`."""
     target = parse_url(url)
-    # No prepared statements: PgBouncer in transaction mode cannot keep them.
-    arguments = {"prepare_threshold": None, "connect_timeout": 5, "application_name": "headrace"}
+    # No prepared statements: PgBouncer in transaction mode cannot keep them. autocommit: transactions begin with BEGIN.
+    arguments = {
+        "prepare_threshold": None,
+        "autocommit": True,
+        "connect_timeout": 5,
+        "application_name": "headrace",
+    }
     return create_engine(
         target,
         pool_size=pool_size,
@@ -120,9 +126,11 @@ class Database:
         connection = pooled.driver_connection
         assert isinstance(connection, psycopg.Connection)
         try:
-            with connection.transaction(), connection.cursor() as cursor:
-                cursor.execute(SETTINGS)
-                return work(cursor, *args, **kwargs)
+            with connection.cursor() as cursor:
+                cursor.execute(BEGIN)
+                result = work(cursor, *args, **kwargs)
+            connection.commit()
+            return result
         finally:
             if connection.closed:
                 pooled.invalidate()

@@ -8,8 +8,16 @@ from uuid import UUID
 
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
+from headrace.ledger.partitions import within
 from headrace.ledger.rows import Finished, OutcomeRow
-from headrace.ledger.staging import JOB_COLUMNS, LOCKED, OUTCOME_COLUMNS, insert_absent, job_values, stage
+from headrace.ledger.staging import (
+    JOB_COLUMNS,
+    LOCKED,
+    OUTCOME_COLUMNS,
+    insert_absent,
+    job_values,
+    stage,
+)
 from headrace.schemas import JobState, clean_text
 
 _RESULT = ("body", "error", "uri", "bytes", "sha256")
@@ -28,12 +36,11 @@ WITH changed AS ({insert_absent({"finished_at": "now()"} | {name: name for name 
 {_STORED} {SUMMARY}
 """
 
-# A statement of its own: it must see rows that the recorder inserted while the one above ran.
 _UPDATE = f"""
 WITH changed AS (
     UPDATE jobs SET state = new.state, finished_at = now(), {", ".join(f"{name} = new.{name}" for name in OUTCOME_COLUMNS)}
     FROM {LOCKED} new
-    WHERE jobs.id = new.id AND jobs.run = new.run AND jobs.content_sha = new.content_sha
+    WHERE jobs.id = new.id AND {within("jobs")} AND jobs.run = new.run AND jobs.content_sha = new.content_sha
       AND jobs.state IN ({JobState.QUEUED.code}, {JobState.RUNNING.code})
     {RETURNING}
 ), {_STORED} {SUMMARY}
@@ -46,29 +53,32 @@ JOIN results ON results.id = jobs.id AND results.run = jobs.run
 WHERE incoming.id <> ALL(%s)
 """
 
-_END_ATTEMPTS = """
+_END_ATTEMPTS = f"""
 UPDATE attempts SET ended_at = now() FROM (SELECT id, run, attempt FROM incoming ORDER BY id) done
-WHERE attempts.id = done.id AND attempts.run = done.run AND attempts.attempt = done.attempt AND ended_at IS NULL
+WHERE attempts.id = done.id AND {within("attempts")} AND attempts.run = done.run AND attempts.attempt = done.attempt
+  AND ended_at IS NULL
 """
 
 
 def finish(cursor: Rows, outcomes: Sequence[OutcomeRow]) -> Finished:
     """End the jobs that have not ended. `outcomes` names each id once."""
-    stage(cursor, _COLUMNS, map(_values, outcomes))
+    days = stage(cursor, _COLUMNS, map(_values, outcomes))
     tally = Tally()
-    inserted = changes(cursor.execute(_INSERT))
-    tally.inserted(inserted)
-    updated = changes(cursor.execute(_UPDATE))
-    tally.finished(updated)
-    changed = frozenset(id for change in (*inserted, *updated) for id in change.ids)
+    changed: set[UUID] = set()
+    # Whatever ran has a row. Where one is missing, the recorder may insert it at this very moment.
+    for statement, count in ((_UPDATE, tally.finished), (_INSERT, tally.inserted), (_UPDATE, tally.finished)):
+        if len(changed) < len(outcomes):
+            done = changes(cursor.execute(statement, days))
+            count(done)
+            changed.update(id for change in done for id in change.ids)
     if any(outcome.attempt for outcome in outcomes):
-        cursor.execute(_END_ATTEMPTS)
+        cursor.execute(_END_ATTEMPTS, days)
     winners: dict[UUID, bytes] = {}
     if len(changed) < len(outcomes):
         cursor.execute(_WINNERS, (list(changed),))
         winners = {id: body.encode() for id, body in cursor.fetchall()}
     tally.write(cursor)
-    return Finished(changed, winners)
+    return Finished(frozenset(changed), winners)
 
 
 def _values(outcome: OutcomeRow) -> tuple[Any, ...]:

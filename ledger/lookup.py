@@ -9,6 +9,7 @@ from uuid import UUID
 from headrace.ledger.batches import IS_CANCELLED
 from headrace.ledger.counters import STATES
 from headrace.ledger.database import Rows
+from headrace.ledger.partitions import span, within
 from headrace.ledger.rows import JobRow, StoredJob
 
 # An attempt is dead if its engine died, or if it never ended and its worker is the asker (who does not hold the job)
@@ -18,8 +19,8 @@ SELECT asked.id, jobs.state, jobs.run, jobs.attempt, jobs.content_sha, {IS_CANCE
        past.live_elsewhere, past.suspect, past.deaths_alone, past.group_size, results.body::text, batches.expires_at
 FROM unnest(%(ids)s::uuid[], %(tenants)s::text[], %(batches)s::text[]) AS asked (id, tenant, batch_id)
 LEFT JOIN batches USING (tenant, batch_id)
-LEFT JOIN jobs ON jobs.id = asked.id
-LEFT JOIN results ON results.id = jobs.id AND results.run = jobs.run AND jobs.state > 1
+LEFT JOIN jobs ON jobs.id = asked.id AND {within("jobs")}
+LEFT JOIN results ON results.id = jobs.id AND {within("results")} AND results.run = jobs.run AND jobs.state > 1
 LEFT JOIN LATERAL (
     SELECT coalesce(bool_or(NOT dead AND ended_at IS NULL), false) AS live_elsewhere,
            count(*) FILTER (WHERE dead) AS suspect,
@@ -29,7 +30,7 @@ LEFT JOIN LATERAL (
         SELECT ended_at, group_size,
                died OR (ended_at IS NULL AND (worker = %(worker)s OR coalesce(alive_until, now()) <= now())) AS dead
         FROM attempts LEFT JOIN workers USING (worker)
-        WHERE attempts.id = jobs.id AND attempts.run = jobs.run
+        WHERE attempts.id = jobs.id AND {within("attempts")} AND attempts.run = jobs.run
     ) each
 ) past ON jobs.state < 2 AND jobs.attempt > 0
 """
@@ -44,6 +45,7 @@ def lookup(cursor: Rows, jobs: Sequence[JobRow], worker: str) -> dict[UUID, Stor
             "tenants": [job.tenant for job in jobs],
             "batches": [job.batch_id for job in jobs],
             "worker": worker,
+            **span(job.id for job in jobs),
         },
         binary=True,
     )

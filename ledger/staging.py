@@ -8,6 +8,7 @@ from uuid import UUID
 
 from headrace.ledger.database import Rows
 from headrace.ledger.errors import RowRefused
+from headrace.ledger.partitions import span, within
 from headrace.ledger.rows import JobRow
 
 R = TypeVar("R")
@@ -55,12 +56,14 @@ def insert_absent(also: Mapping[str, str] | None = None) -> str:
 
 OUTCOME_COLUMNS = ("prompt_tokens", "cached_tokens", "completion_tokens", "error_code")
 
+
 # Joined to an UPDATE of jobs, it locks their rows in id order first: a join of the planner's choice may visit them in
 # any order, and two writers of the same jobs would then deadlock. It costs 2 of some 30 microseconds a row. Bodies
 # stay out of it: they would not be sorted in memory.
 LOCKED = f"""(
     SELECT {", ".join(f"incoming.{name}" for name in ("id", "run", "content_sha", "state", "attempt", *OUTCOME_COLUMNS))}
-    FROM incoming JOIN jobs ON jobs.id = incoming.id ORDER BY incoming.id FOR NO KEY UPDATE OF jobs
+    FROM incoming JOIN jobs ON jobs.id = incoming.id AND {within("jobs")}
+    ORDER BY incoming.id FOR NO KEY UPDATE OF jobs
 )"""
 
 
@@ -87,12 +90,14 @@ def job_values(job: JobRow, state: int, run: int, attempt: int) -> tuple[Any, ..
     )
 
 
-def stage(cursor: Rows, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    """Fill `incoming`. Sorted by id, which must come first in each row."""
+def stage(cursor: Rows, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, UUID]:
+    """Fill `incoming`, in id order; return the parameters of `within`. The id comes first in each row."""
     cursor.execute(CREATE)
+    in_order = sorted(rows, key=_id)
     with cursor.copy(f"COPY incoming ({', '.join(columns)}) FROM STDIN") as copy:
-        for row in sorted(rows, key=_id):
+        for row in in_order:
             copy.write_row(row)
+    return span(row[0] for row in (in_order[0], in_order[-1]))
 
 
 def _id(row: tuple[Any, ...]) -> int:

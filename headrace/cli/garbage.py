@@ -2,7 +2,9 @@
 
 import gc
 
-NEW_OBJECTS = 50_000  # more made than freed since the last look; Python's own 700 are one job's and its neighbours'
+NEW_OBJECTS = (
+    50_000  # more made than freed since the last look; Python's own 700 are one job's and its neighbours'
+)
 
 
 def collect_seldom() -> None:

@@ -1,5 +1,6 @@
 """Day partitions: which id belongs where, made ahead, dropped when their time is over."""
 
+import re
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from rows import attempt, job, named, outcome, query, rejection
 
 from headrace.ledger import Ledger
-from headrace.ledger.partitions import AHEAD, day_of, first_id, today
+from headrace.ledger.partitions import AHEAD, day_of, first_id, span, today, within
 from headrace.schemas import CancelBatch, named_key, uuid7
 
 
@@ -30,6 +31,19 @@ def test_an_id_lies_in_the_range_of_its_day(milliseconds: int, entropy: bytes) -
 @given(st.text())
 def test_named_ids_have_no_day(name: str) -> None:
     assert day_of(named_key("acme", name)) is None
+
+
+@given(st.lists(st.builds(UUID, int=st.integers(0, (1 << 128) - 1)), min_size=1))
+def test_the_span_of_ids_holds_them_all(ids: list[UUID]) -> None:
+    days = span(ids)
+    assert all(days["first"] <= id <= days["last"] for id in ids)
+
+
+def test_a_statement_about_todays_jobs_looks_into_no_other_day(ledger: Ledger, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        plan = connection.execute(f"EXPLAIN SELECT FROM jobs WHERE {within('jobs')}", span([uuid7()]))
+        text = "".join(line for (line,) in plan)
+    assert set(re.findall(r"jobs_(?:\d{8}|named)\b", text)) == {f"jobs_{today():%Y%m%d}"}
 
 
 def test_partitions_are_made_ahead_and_only_once(ledger: Ledger, database_url: str) -> None:
