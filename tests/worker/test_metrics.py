@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from pipeline import Pipeline
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,6 +19,7 @@ from headrace.schemas import BatchOpened, ErrorCode
 from headrace.worker.health import HealthServer, Status
 from headrace.worker.metrics import Metrics
 
+ROOT = Path(__file__).parents[2]
 TIERS = ("interactive", "standard", "bulk")
 LABELS = {
     "tier", "state", "code", "call", "outcome", "model_name", "finished_reason", "le", "kind", "pool",
@@ -82,17 +84,33 @@ def test_the_engines_snapshot_has_vllms_names(idle: int) -> None:
     assert (found["headrace_ready"], found["headrace_intake_paused"]) == (1, 0)
 
 
-def test_the_operators_page_names_every_metric_and_no_other() -> None:
+def exported() -> set[str]:
+    """The names of every metric of ours, as Prometheus has them."""
     metrics = Metrics(TIERS, "m")
     status = Status("w", "m", True, False, {}, {}, 0, 0, 0, 0)
     metrics.watch(lambda: status, dict)
-    exported = set()
+    names = set()
     for family in (*metrics.registry.collect(), *RecorderMetrics().registry.collect()):
         if family.name.startswith("headrace_"):
-            exported.add(family.name + ("_total" if family.type == "counter" else ""))
-    page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
-    spoken = set(re.findall(r"\bheadrace_[a-z0-9_]+", page))
-    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in spoken} == exported
+            names.add(family.name + ("_total" if family.type == "counter" else ""))
+    return names
+
+
+def spoken_of(file: str) -> set[str]:
+    """The metrics that a file of the project names."""
+    found = re.findall(r"\bheadrace_[a-z0-9_]+", (ROOT / file).read_text())
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in found}
+
+
+def test_the_operators_page_names_every_metric_and_no_other() -> None:
+    roles = {"headrace_worker", "headrace_recorder", "headrace_analyst"}  # of deploy/roles.sql
+    assert spoken_of("docs/operations.md") - roles == exported()
+
+
+def test_the_alerts_are_about_metrics_that_exist() -> None:
+    (group,) = yaml.safe_load((ROOT / "deploy/alerts.yaml").read_text())["groups"]
+    assert all(rule["alert"] and rule["expr"] and rule["annotations"]["summary"] for rule in group["rules"])
+    assert spoken_of("deploy/alerts.yaml") <= exported()
 
 
 def test_a_worker_counts_what_becomes_of_its_jobs(line: Pipeline) -> None:
