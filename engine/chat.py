@@ -3,12 +3,13 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from headrace.engine.detokenizer import detokenize
 from headrace.engine.errors import EngineError, InvalidRequest
+from headrace.engine.grammar import Grammar
 from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.tool_forms import FORMS, Call, form_of
 from headrace.engine.tool_grammar import Thought, calls_grammar, literal, text_or_calls_grammar
@@ -48,6 +49,11 @@ class ChatOptions:
     def shown_tools(self) -> list[Mapping[str, Any]]:
         """The tools that the model is told of."""
         return [] if self.tool_choice is ToolChoice.NONE else list(self.tools)
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.tool_choice is ToolChoice.REQUIRED
 
     @property
     def offered(self) -> tuple[str, ...]:
@@ -103,9 +109,6 @@ class ChatFormat:
                 f"tools cannot be used with this model: its form of tool calls is none of {', '.join(FORMS)}"
             )
             raise InvalidRequest(message, param="tools", code="unsupported_option")
-        if options.tool_choice is ToolChoice.REQUIRED:
-            message = "tool_choice must be none or auto: that a call is made cannot be promised yet"
-            raise InvalidRequest(message, param="tool_choice", code="unsupported_option")
 
     def shown_ids(self, options: ChatOptions) -> frozenset[int]:
         """Special tokens that must be shown in an answer's text, so that ``read`` finds what they mark."""
@@ -124,18 +127,23 @@ class ChatFormat:
         tail = detokenize(self._tokenizer, prompt[-_TAIL_TOKENS:], skip_special=False)
         return tail.rstrip().endswith(THINK)
 
-    def grammar(self, options: ChatOptions, *, thinking: bool) -> str | None:
-        """What an answer must be, in Lark's notation: where it must call a tool, or may call one that is ``strict``.
-
-        None where anything goes.
-        """
-        tools = [tool for tool in options.shown_tools if tool["function"]["name"] in options.offered]
-        required = options.tool_choice is ToolChoice.REQUIRED
-        if self._form is None or not (required or any(tool["function"].get("strict") for tool in tools)):
-            return None
-        write = calls_grammar if required else text_or_calls_grammar
-        several = options.parallel_tool_calls and options.only_tool is None
+    def grammar(self, options: ChatOptions, given: Grammar | None, *, thinking: bool) -> Grammar | None:
+        """What an answer must be: where it must call a tool, or may call one that is ``strict``; else what is ``given``,
+        behind a thought if the model thinks. None where anything goes."""
         thought = Thought(THINK, END_OF_THINK, opened=thinking) if self._thinks else None
+        if (calls := self._calls(options, thought)) is not None:
+            return Grammar.lark(calls).named("tool_choice" if options.must_call else "tools")
+        if given is None or thought is None:
+            return given
+        return replace(given, before=thought.rules(self._term))
+
+    def _calls(self, options: ChatOptions, thought: Thought | None) -> str | None:
+        tools = [tool for tool in options.shown_tools if tool["function"]["name"] in options.offered]
+        strict = any(tool["function"].get("strict") for tool in tools)
+        if self._form is None or not tools or not (options.must_call or strict):
+            return None
+        write = calls_grammar if options.must_call else text_or_calls_grammar
+        several = options.parallel_tool_calls and options.only_tool is None
         return write(self._form.words(self._template), tools, self._term, several=several, thought=thought)
 
     def _term(self, text: str) -> str:

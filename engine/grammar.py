@@ -12,6 +12,9 @@ from typing import Any
 MAX_GRAMMAR_CHARS = 128 * 1024
 """Of a schema written as JSON, an expression, a grammar, or all choices together."""
 
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As ``json.dumps`` writes: one form for every value, so that no model can lose itself in white space."""
+
 
 class GrammarKind(StrEnum):
     """The language that a grammar is written in."""
@@ -25,6 +28,7 @@ class GrammarKind(StrEnum):
 class Grammar:
     """The form of an answer. The whole answer must have it, from its first character to its last.
 
+    before: rules in Lark's notation, one of them ``before``, of what stands before the answer (a thought); empty for nothing.
     lenient: pass over keywords of a JSON schema that cannot be enforced, instead of refusing it. param: the field that
     errors name.
     """
@@ -33,6 +37,7 @@ class Grammar:
     source: str
     lenient: bool = False
     param: str = "grammar"
+    before: str = ""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, lenient: bool = False) -> "Grammar":

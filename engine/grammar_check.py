@@ -5,15 +5,17 @@ compiles one cannot be stopped. What has passed here is compiled again where it 
 """
 
 import json
+import re
 import resource
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from headrace.engine.grammar import Grammar, GrammarKind
 
 MEMORY_BYTES = 2 << 30
+_TOKEN = re.compile(r"<\[\d+\]>")
 
 
 class GrammarTooComplex(Exception):
@@ -74,6 +76,12 @@ class _Bytes:
         return list(text)
 
 
+def _of_bytes(grammar: Grammar) -> Grammar:
+    """The grammar with one byte in place of each of the model's tokens that it names."""
+    source = _TOKEN.sub("<[0]>", grammar.source) if grammar.kind is GrammarKind.LARK else grammar.source
+    return replace(grammar, source=source, before=_TOKEN.sub("<[0]>", grammar.before))
+
+
 def _serve(limit_s: float) -> None:
     """Grammars come in on stdin, a line each; what is wrong with each goes out on stdout. Ends with the parent.
 
@@ -90,7 +98,7 @@ def _serve(limit_s: float) -> None:
         error = None
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
-            compile_matcher(tokenizer, Grammar(**fields | {"kind": GrammarKind(fields["kind"])}))
+            compile_matcher(tokenizer, _of_bytes(Grammar(**fields | {"kind": GrammarKind(fields["kind"])})))
         except BadGrammar as bad:
             error = str(bad)
         signal.setitimer(signal.ITIMER_REAL, 0)

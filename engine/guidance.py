@@ -3,12 +3,11 @@
 Imported by the engine's process and by the one that checks grammars (``engine/grammar_check.py``); knows no torch.
 """
 
+import json
+
 import llguidance
 
-from headrace.engine.grammar import Grammar, GrammarKind
-
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As ``json.dumps`` writes: one form for every value, so that no model can lose itself in white space."""
+from headrace.engine.grammar import JSON_FORM, Grammar, GrammarKind
 
 MAX_MESSAGE_CHARS = 300
 
@@ -35,6 +34,17 @@ def compile_matcher(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llgu
 
 
 def _source(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form. Raises ValueError."""
+    source = _answer(grammar)
+    if not grammar.before:
+        return source
+    is_lark = grammar.kind is GrammarKind.LARK
+    answer = {"lark_grammar": source} if is_lark else json.loads(source)["grammars"][0]
+    whole = {"lark_grammar": f"start: before @answer\n{grammar.before}"}
+    return json.dumps({"grammars": [whole, answer | {"name": "answer"}]})
+
+
+def _answer(grammar: Grammar) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             options = JSON_FORM | {"lenient": grammar.lenient}

@@ -38,7 +38,7 @@ from headrace.engine.request import (
 )
 from headrace.engine.token_logprobs import TokenLogprob, told_prompt
 from headrace.engine.tokenizer import Tokenizer
-from headrace.engine.validation import Limits
+from headrace.engine.validation import Limits, check_grammar
 
 if TYPE_CHECKING:
     from headrace.engine.token_engine import TokenEngine
@@ -179,6 +179,7 @@ class LocalTextEngine:
                 self._refuse(request.id, _still_running(taken[0]))
             else:
                 try:
+                    request = self._constrained(request, prompt)
                     parts.append(self._token_requests(request, prompt))
                 except InvalidRequest as error:
                     self._refuse(request.id, error)
@@ -222,6 +223,18 @@ class LocalTextEngine:
     def close(self) -> None:
         """Stop and release the device. Idempotent."""
         self._engine.close()
+
+    def _constrained(self, request: TextRequest, prompt: list[int]) -> TextRequest:
+        """The request with the grammar that its chat asks for. Raises InvalidRequest for what does not go with that."""
+        if request.messages is None:
+            return request
+        thinking = self._chat_format.thinking(prompt, request.messages, request.chat)
+        grammar = self._chat_format.grammar(request.chat, request.grammar, thinking=thinking)
+        if grammar is request.grammar:
+            return request
+        request = replace(request, grammar=grammar)
+        check_grammar(request)
+        return request
 
     def _start(self, request: TextRequest, prompt: list[int]) -> None:
         names = engine_ids(request)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As ``json.dumps`` writes: one form for every value, so that no model can lose itself in white space."""
+from headrace.engine.grammar import JSON_FORM
 
 Term = Callable[[str], str]
 """From a text to terms of a grammar: the words that are tokens of the model are named by their ids."""
@@ -47,13 +46,14 @@ class Thought:
     opened: bool
 
     def rules(self, term: Term) -> str:
-        """A rule ``thought``, which takes the line ends behind the thought too."""
+        """Rules, one of them ``before``: the thought, and the line ends behind it."""
+        before = f"before: thought{'' if self.opened else '?'}"
         opening = "" if self.opened else term(self.begin)
         if (closing := term(self.end)).startswith(
             "<"
         ):  # a token of its own is no text: the text ends before it
-            return f'thought: {opening} IDEAS {closing} "\\n"*\nIDEAS: /(.|\\n)*/'
-        return f'thought: {opening} ideas "\\n"*\nideas[suffix={closing}]: /(.|\\n)*/'
+            return f'{before}\nthought: {opening} IDEAS {closing} "\\n"*\nIDEAS: /(.|\\n)*/'
+        return f'{before}\nthought: {opening} ideas "\\n"*\nideas[suffix={closing}]: /(.|\\n)*/'
 
 
 def calls_grammar(
@@ -101,8 +101,7 @@ def literal(text: str) -> str:
 
 
 def _start(answer: str, thought: Thought | None) -> str:
-    before = "" if thought is None else "thought" if thought.opened else "thought?"
-    return f"start: {before} {answer}"
+    return f"start: {'before ' if thought else ''}{answer}"
 
 
 def _thought(thought: Thought | None, term: Term) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.edits import MAX_LISTED
 from headrace.engine.errors import InvalidRequest
-from headrace.engine.grammar import MAX_GRAMMAR_CHARS, Grammar
+from headrace.engine.grammar import MAX_GRAMMAR_CHARS
 from headrace.engine.intake import MAX_LOGPROBS
 from headrace.engine.request import SamplingParams
 
@@ -128,8 +128,9 @@ def validate(request: "TextRequest", limits: Limits) -> None:
     _check_texts("bad_words", request.bad_words, MAX_BAD_WORDS)
     _check_echo(request)
     _check_looks(request, limits)
-    if request.grammar is not None:
-        _check_grammar(request.grammar, request)
+    if request.grammar is not None and request.chat.shown_tools:
+        raise _invalid("tools", f"must be left out beside {request.grammar.param}, or tool_choice be none")
+    check_grammar(request)
     PRIORITY.check(request.priority)
     if request.deadline is not None:
         DEADLINE.check(request.deadline)
@@ -275,7 +276,14 @@ def _check_continuations(continuations: Any, limits: Limits) -> None:
             )
 
 
-def _check_grammar(grammar: Grammar, request: "TextRequest") -> None:
+def check_grammar(request: "TextRequest") -> None:
+    """Whether the request's grammar, if it has one, is of a size to be compiled, and other options go with it.
+
+    Raises InvalidRequest.
+    """
+    grammar = request.grammar
+    if grammar is None:
+        return
     if len(grammar.source) > MAX_GRAMMAR_CHARS:
         size = f"must have at most {MAX_GRAMMAR_CHARS:,} characters, but has {len(grammar.source):,}"
         raise _invalid(grammar.param, size)
@@ -287,6 +295,8 @@ def _check_grammar(grammar: Grammar, request: "TextRequest") -> None:
     ):
         if given:
             raise _invalid(name, f"does not go with {grammar.param}, which says what may come")
+    if request.stop and request.chat.shown_tools and not request.chat.must_call:
+        raise _invalid("stop", "does not go with strict functions, whose grammar says where the answer ends")
 
 
 def _check_texts(name: str, texts: Any, most: int) -> None:

@@ -1,6 +1,7 @@
 """Grammars of answers that must call tools, as llguidance reads them."""
 
 import dataclasses
+from contextlib import closing
 from typing import Any
 
 import llguidance
@@ -9,6 +10,9 @@ import pytest
 from small_tokenizers import small_chat
 
 from headrace.engine.chat import ChatFormat, ChatOptions, ToolChoice
+from headrace.engine.grammar import Grammar
+from headrace.engine.grammar_check import GrammarChecker
+from headrace.engine.guidance import compile_matcher
 from headrace.engine.tokenizer import Tokenizer
 
 CITY = {
@@ -50,17 +54,21 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 
 def required(**options: Any) -> ChatOptions:
-    return ChatOptions(tools=TOOLS, tool_choice=ToolChoice.REQUIRED, **options)
+    return ChatOptions(**{"tools": TOOLS, "tool_choice": ToolChoice.REQUIRED, **options})
 
 
-def takes(tokenizer: Tokenizer, text: str, options: ChatOptions, *, thinking: bool = False) -> bool:
+def takes(
+    tokenizer: Tokenizer,
+    text: str,
+    options: ChatOptions,
+    *,
+    given: Grammar | None = None,
+    thinking: bool = False,
+) -> bool:
     """Whether the grammar for these options takes the text as a whole answer."""
-    source = ChatFormat(tokenizer).grammar(options, thinking=thinking)
-    assert source is not None
-    matcher = llguidance.LLMatcher(
-        llguidance.hf.from_tokenizer(tokenizer._chat), llguidance.LLMatcher.grammar_from_lark(source)
-    )
-    assert not matcher.is_error(), f"{matcher.get_error()}\n{source}"
+    grammar = ChatFormat(tokenizer).grammar(options, given, thinking=thinking)
+    assert grammar is not None
+    matcher = compile_matcher(llguidance.hf.from_tokenizer(tokenizer._chat), grammar)
     ids = tokenizer.encode_rendered([text])[0]
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
@@ -149,7 +157,50 @@ def test_strict_functions_are_called_as_their_schemas_say_in_any_answer(
     assert takes(tokenizer, one, alone)
 
 
+@pytest.mark.parametrize("special", [None, False, True], ids=["as text", "as tokens", "as special tokens"])
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (Grammar.json_schema(CITY), OSLO),
+        (Grammar.regex("[0-9]+ mm"), "12 mm"),
+        (Grammar.choice(["wet", "dry"]), "wet"),
+        (Grammar.lark('start: "rain" | "fog"'), "fog"),
+    ],
+)
+def test_a_thought_may_stand_before_any_structured_answer(
+    given: Grammar, answer: str, special: bool | None
+) -> None:
+    tags = ("<think>", "</think>") if special is not None else ()
+    tokenizer = small_chat("{{ messages }}</think>", tags, special=bool(special))
+    plain = ChatOptions()
+    assert takes(tokenizer, answer, plain, given=given)
+    assert takes(tokenizer, f"<think>\nHm.\n</think>\n\n{answer}", plain, given=given)
+    assert takes(tokenizer, f"Hm.\n</think>\n\n{answer}", plain, given=given, thinking=True)
+    assert not takes(tokenizer, answer, plain, given=given, thinking=True)
+    assert not takes(tokenizer, f"<think>Hm.</think>{answer}!", plain, given=given)
+
+
+def test_a_grammar_that_names_tokens_can_be_checked_without_the_model() -> None:
+    tokenizer = small_chat(TEMPLATES["mistral"] + "</think>", ("[TOOL_CALLS]", "<think>", "</think>"))
+    chat_format, digits = ChatFormat(tokenizer), Grammar.regex("[0-9]+")
+    with closing(GrammarChecker(10.0)) as checker:
+        for options, given in ((required(), None), (STRICT, None), (ChatOptions(), digits)):
+            grammar = chat_format.grammar(options, given, thinking=True)
+            assert grammar is not None
+            assert checker.check(grammar) is None
+        broken = required(
+            tools=[{"function": {"name": "f", "parameters": {"type": "object", "properties": 5}}}]
+        )
+        wrong = chat_format.grammar(broken, None, thinking=False)
+        assert wrong is not None
+        assert checker.check(wrong) is not None
+
+
 def test_only_an_answer_that_must_call_has_a_grammar() -> None:
     chat_format = ChatFormat(small_chat(TEMPLATES["hermes"]))
-    assert chat_format.grammar(ChatOptions(tools=TOOLS), thinking=False) is None
-    assert chat_format.grammar(ChatOptions(), thinking=False) is None
+    assert chat_format.grammar(ChatOptions(tools=TOOLS), None, thinking=False) is None
+    assert chat_format.grammar(ChatOptions(), None, thinking=False) is None
+    digits = Grammar.regex("[0-9]+")
+    assert chat_format.grammar(ChatOptions(), digits, thinking=False) is digits, (
+        "of a model that does not think"
+    )
