@@ -64,7 +64,7 @@ class GrammarChecker:
         return self._child
 
 
-class _Bytes:
+class Bytes:
     """A vocabulary of single bytes: whether a grammar can be compiled hardly depends on the model's."""
 
     eos_token_id = 256
@@ -92,7 +92,7 @@ def _serve(limit_s: float) -> None:
     from headrace.engine.guidance import BadGrammar, compile_matcher
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
     for line in sys.stdin.buffer:
         fields = json.loads(line)
         error = None

@@ -107,8 +107,8 @@ class Grammars:
         room = seq.limit - seq.prompt_len
         if compiled.way is not None and len(compiled.way) > room:
             return InvalidRequest(
-                f"the answer may have {room:,} tokens, but a short one of this form has {len(compiled.way):,}:"
-                " raise max_tokens or shorten the prompt",
+                f"max_tokens, and the context, leave room for {room:,} tokens, but a short answer of this form has"
+                f" {len(compiled.way):,}",
                 param="max_tokens",
                 code="invalid_value",
             )

@@ -7,6 +7,7 @@ Beside ``body`` a line may carry the fields of PromptJob that OpenAI's format ha
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.schemas.answer_form import FORM_FIELDS
 from headrace.schemas.errors import ErrorCode
 from headrace.schemas.explain import Wrong
 from headrace.schemas.looks import Embedding
@@ -62,7 +63,7 @@ def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
     url, body = _check(line)
     sampling = {name: item for name, item in body.items() if name in Sampling.model_fields or name in NOT_YET}
     job = {name: item for name, item in line.items() if name in _LINE_FIELDS}
-    job |= {name: body[name] for name in (*_CHAT_FIELDS, "continuations") if name in body}
+    job |= {name: body[name] for name in (*_CHAT_FIELDS, *FORM_FIELDS, "continuations") if name in body}
     if url == EMBEDDINGS_URL:
         job["embedding"] = {name: body[name] for name in _EMBEDDING_OPTIONS if name in body}
     return {**job, **_prompt(url, body), "model": body.get("model"), "sampling": sampling}

@@ -15,6 +15,7 @@ import orjson
 from pydantic import BaseModel
 
 from headrace.schemas import topics
+from headrace.schemas.answer_form import FORM_FIELDS, JsonSchema, ResponseFormat, StructuredOutputs
 from headrace.schemas.asyncapi import asyncapi
 from headrace.schemas.batch_line import URLS
 from headrace.schemas.chat import Function, FunctionCall, Message, TextPart, Tool, ToolCall
@@ -81,7 +82,7 @@ def _batch_line(job: dict[str, Any]) -> dict[str, Any]:
     """A line of OpenAI's batch format, made of PromptJob's own parts."""
     parts, fields = job["$defs"], job["properties"]
     body = {
-        **{name: fields[name] for name in ("model", "prompt", "messages", "continuations")},
+        **{name: fields[name] for name in ("model", "prompt", "messages", *FORM_FIELDS, "continuations")},
         "input": fields["prompt"],
         **parts["Embedding"]["properties"],
         **parts["Sampling"]["properties"],
@@ -121,6 +122,14 @@ def tables() -> dict[str, str]:
             ],
         ),
         "tool fields": _table(("field", "must be"), [*_fields(Tool), *_fields(Function, "function.")]),
+        "response format": _table(
+            ("field", "must be"),
+            [
+                *_fields(ResponseFormat, "response_format."),
+                *_fields(JsonSchema, "response_format.json_schema."),
+                *_fields(StructuredOutputs, "structured_outputs."),
+            ],
+        ),
         "embedding options": _table(("option", "must be"), _fields(Embedding)),
         "sampling options": _table(("option", "must be"), _fields(Sampling)),
         "refused options": ", ".join(f"`{name}`" for name in sorted(NOT_YET)) + ".",
@@ -138,8 +147,9 @@ def tables() -> dict[str, str]:
 
 
 def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, field in model.model_fields.items():
-        yield f"`{prefix}{name}`", field.description or ""
+    inherited_last = sorted(model.model_fields.items(), key=lambda item: item[0] not in model.__annotations__)
+    for name, field in inherited_last:
+        yield f"`{prefix}{field.alias or name}`", field.description or ""
 
 
 def _result_fields() -> Iterator[tuple[str, str]]:

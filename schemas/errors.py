@@ -78,6 +78,16 @@ class ErrorCode(StrEnum):
     UNSUPPORTED_URL = "unsupported_url", Outcome.FAILED, "The batch line's `url` is not one of those served."
     UNKNOWN_MODEL = "unknown_model", Outcome.FAILED, "No worker of this pool serves the model."
     NO_CHAT_TEMPLATE = "no_chat_template", Outcome.FAILED, "The model has no chat template; send a `prompt`."
+    INVALID_GRAMMAR = (
+        "invalid_grammar",
+        Outcome.FAILED,
+        "A schema, regular expression or grammar is malformed, contradicts itself, or asks for what cannot be enforced.",
+    )
+    GRAMMAR_TOO_COMPLEX = (
+        "grammar_too_complex",
+        Outcome.FAILED,
+        "A schema, regular expression or grammar takes more time or memory than is allowed.",
+    )
     CONTEXT_LENGTH_EXCEEDED = (
         "context_length_exceeded",
         Outcome.FAILED,

@@ -47,12 +47,17 @@ def _locate(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str, st
             path.append(str(step))
             kind = _item_of(kind)
             allowed = _description(kind) or allowed
-        elif inside is not None and step in inside.model_fields:
+        elif inside is not None and (field := _field(inside, step)):
             path.append(step)
-            field = inside.model_fields[step]
             kind, allowed, inside = field.annotation, field.description, _model_in(field.annotation)
         # The rest are tags of a union's members and keys of the user's own: neither belongs in a message.
     return ".".join(path), allowed
+
+
+def _field(model: type[BaseModel], name: str) -> FieldInfo | None:
+    """The model's field that is written so."""
+    found = (field for field_name, field in model.model_fields.items() if (field.alias or field_name) == name)
+    return next(found, None)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

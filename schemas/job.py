@@ -9,7 +9,6 @@ from typing import Annotated, Any, Self
 import orjson
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -18,6 +17,7 @@ from pydantic import (
 )
 
 from headrace.schemas import batch_line, topics
+from headrace.schemas.answer_form import AsksForAForm
 from headrace.schemas.chat import MAX_MESSAGES, MAX_TOOLS, Message, NamedTool, Tool, ToolChoice
 from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, Record, parse_deadline, read_record
 from headrace.schemas.errors import ErrorCode, InvalidJob
@@ -74,7 +74,7 @@ Metadata = Annotated[
 ]
 
 
-class PromptJob(BaseModel):
+class PromptJob(AsksForAForm):
     """One prompt to answer. Unknown fields are ignored; what must not be ignored is named in ``requires``."""
 
     model_config = ConfigDict(
@@ -248,6 +248,23 @@ class PromptJob(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _a_form_for_a_text(self) -> Self:
+        """Refuse what contradicts a form of the answer."""
+        if (form := self.answer_form) is None:
+            return self
+        field = form.path.partition(".")[0]
+        if self.kind in (JobKind.EMBEDDING, JobKind.SCORE):
+            raise refusal(ErrorCode.INVALID_VALUE, "must be left out of a job that generates nothing", field)
+        if self.tools and self.tool_choice != "none":
+            message = "must be left out beside tools, unless tool_choice is none"
+            raise refusal(ErrorCode.UNSUPPORTED_OPTION, message, field)
+        for option in ("bad_words", "allowed_token_ids"):
+            if getattr(self.sampling, option):
+                message = f"must be left out beside {field}, which says what may come"
+                raise refusal(ErrorCode.INVALID_VALUE, message, "sampling", option)
+        return self
+
+    @model_validator(mode="after")
     def _only_known_features(self) -> Self:
         for index, feature in enumerate(self.requires):
             if feature not in FEATURES:
@@ -326,5 +343,5 @@ def encode_job(job: PromptJob) -> tuple[bytes | None, bytes, list[tuple[str, byt
     ]
     key = None if job.job_id is None else job.job_id.encode()
     # As it is: what Postgres refuses in a prompt (NUL) is no reason to change the prompt, which Postgres never sees.
-    value = orjson.dumps(job.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
+    value = orjson.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True))
     return key, value, headers

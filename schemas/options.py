@@ -24,13 +24,6 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "return_token_ids": (False,),
     "modalities": (["text"],),
     "audio": (),
-    # Structured output
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     # Chat
     "functions": ([],),
     "function_call": ("none", "auto"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headrace.engine.answers import TextChoice
 from headrace.engine.chat import ChatOptions
 from headrace.engine.chat import ToolChoice as EngineToolChoice
+from headrace.engine.grammar import Grammar
 from headrace.engine.request import Pooling, SamplingParams
 from headrace.engine.text import RequestError, TextCompletion, TextRequest
 from headrace.engine.token_logprobs import TokenLogprob as EngineLogprob
@@ -69,6 +70,7 @@ def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | N
         continuations=job.continuations,
         pooling=None if job.embedding is None else Pooling(job.embedding.pooling),
         normalize=job.embedding is None or job.embedding.normalize,
+        grammar=_grammar(job),
         priority=priority,
         deadline=deadline_s,
         salt=job.tenant,  # prefixes are shared inside a tenant: timing must not tell one what another asks
@@ -207,6 +209,21 @@ def to_error(error: RequestError, job: PromptJob | None) -> JobError:
         else error.message
     )
     return JobError(code=error.code, message=message, param=param)
+
+
+def _grammar(job: PromptJob) -> Grammar | None:
+    if (form := job.answer_form) is None:
+        return None
+    match form.kind:
+        case "json_schema":
+            grammar = Grammar.json_schema(form.value, lenient=not form.strict)
+        case "regex":
+            grammar = Grammar.regex(form.value)
+        case "choice":
+            grammar = Grammar.choice(form.value)
+        case "grammar":
+            grammar = Grammar.lark(form.value)
+    return grammar.named(form.path)
 
 
 def _names(envelope: Envelope) -> dict[str, Any]:

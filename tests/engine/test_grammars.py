@@ -309,7 +309,7 @@ def test_a_limit_without_room_for_a_short_answer_is_refused_with_the_room_it_nee
     )
     assert tight.error is not None
     assert (tight.error.code, tight.error.param) == ("invalid_value", "max_tokens")
-    assert re.search(r"may have 1 tokens, .* has \d+", tight.error.message)
+    assert re.search(r"^max_tokens, .* for 1 tokens, .* has \d+$", tight.error.message)
     assert fits.error is None
 
 

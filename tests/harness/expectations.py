@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINES = (EXAMPLES / "everything.jsonl").read_bytes().splitlines()
 EXPECTED: dict[str, dict[str, Any]] = {
@@ -62,7 +64,15 @@ def _calls(choice: Result) -> list[dict[str, Any]]:
     return [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in functions]
 
 
+def _fits(text: str, schema: Any) -> bool:
+    try:
+        return jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+    except ValueError:
+        return False
+
+
 _OF_EACH_CHOICE: dict[str, Callable[[Result, Any], bool]] = {
+    "fits": lambda choice, schema: _fits(choice["text"], schema),
     "matches": lambda choice, pattern: bool(re.search(pattern, choice["text"])),
     "reasoning": lambda choice, pattern: bool(re.search(pattern, choice["reasoning_content"])),
     "finish_reason": lambda choice, wanted: choice["finish_reason"] == wanted,
