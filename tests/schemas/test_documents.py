@@ -135,7 +135,9 @@ def test_the_table_of_errors_has_every_code() -> None:
 
 def test_the_json_on_the_page_is_what_it_says() -> None:
     values = [orjson.loads(block) for block in re.findall(r"```json\n(.*?)```", MESSAGES, re.DOTALL)]
-    job, embedding, score, line, result, reference = values
+    job, *forms, embedding, score, line, result, reference = values
+    kinds = [parse_job(orjson.dumps(form), None, SOURCE).answer_form.kind for form in forms]
+    assert kinds == ["json_schema", "choice"]
     assert str(parse_job(orjson.dumps(job), None, SOURCE).envelope.id) == result["id"]
     kinds = [parse_job(orjson.dumps(body), None, SOURCE).kind for body in (embedding, score)]
     assert kinds == [JobKind.EMBEDDING, JobKind.SCORE]
