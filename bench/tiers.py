@@ -260,9 +260,9 @@ def main() -> None:
     parser.add_argument(
         "--places", type=int, default=320, help="jobs in the engine at once, waiting ones included"
     )
-    parser.add_argument("--bulk", type=int, default=1800, help="bulk jobs, all there at the start")
-    parser.add_argument("--rate", type=float, default=30.0, help="interactive jobs a second")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for which interactive jobs arrive")
+    parser.add_argument("--bulk", type=int, default=1500, help="bulk jobs, all there at the start")
+    parser.add_argument("--rate", type=float, default=40.0, help="interactive jobs a second")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for which interactive jobs arrive")
     parser.add_argument(
         "--longest", type=int, default=512, help="tokens of the longest prompt; an answer is half of it"
     )

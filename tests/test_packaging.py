@@ -129,7 +129,8 @@ def test_outside_the_checkout_no_bare_name_leads_to(package: str, tmp_path: Path
         ("import headrace.client", {"torch", "transformers", "sqlalchemy"}),
         ("from headrace import Client", {"torch", "transformers"}),
         ("import headrace.ledger", {"torch", "transformers"}),
-        ("import headrace.worker", {"torch", "transformers"}),
+        ("from headrace.worker import Worker", {"torch", "transformers"}),
+        ("import headrace.worker.admission", {"torch", "pydantic", "confluent_kafka", "sqlalchemy"}),
         (
             "import headrace.engine.text",
             {"torch", "transformers", "pydantic", "confluent_kafka", "sqlalchemy"},
