@@ -152,7 +152,10 @@ def to_bytes(line: Line) -> bytes:
     if isinstance(line, PromptJob):
         return encode_job(line)[1]
     # Not orjson: it would make null of NaN, and refuse the lone surrogates that the job's error is about.
-    return json.dumps(line, default=_plain, separators=(",", ":")).encode()
+    try:
+        return json.dumps(line, default=_plain, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # escapes say what UTF-8 cannot, and take up to three times the room
+        return json.dumps(line, default=_plain, separators=(",", ":")).encode()
 
 
 def _plain(value: object) -> str:

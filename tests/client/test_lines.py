@@ -33,6 +33,10 @@ def test_a_dict_keeps_what_its_error_is_about() -> None:
     assert value == b'{"prompt":"\\ud800","sampling":{"temperature":NaN}}'
 
 
+def test_a_dict_takes_no_more_room_than_its_text() -> None:
+    assert to_bytes({"prompt": "\u4e2d\u6587\0"}) == '{"prompt":"\u4e2d\u6587\\u0000"}'.encode()
+
+
 def test_a_dict_may_hold_times_and_uuids_and_nothing_stranger() -> None:
     id = uuid7()
     deadline = datetime(2030, 1, 1, tzinfo=UTC)
