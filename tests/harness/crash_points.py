@@ -10,10 +10,12 @@ from typing import Any
 
 from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
+from headrace.store import Store
 from headrace.worker.consumer import TierConsumer
 
 POINTS: dict[str, tuple[type, str, str]] = {
     "after the attempt's row": (Ledger, "begin", "after"),
+    "after a large result was kept": (Store, "write", "after"),
     "after the guarded write, before the publish": (Ledger, "finish", "after"),
     "after the publish, before the commit": (TierConsumer, "_send_commit", "before"),
     "during a revoke": (TierConsumer, "_on_revoke", "before"),

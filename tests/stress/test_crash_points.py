@@ -11,8 +11,9 @@ import crash_points
 import pytest
 from pipeline import Pipeline, pipeline
 
-from headrace.schemas import BatchClosed, BatchOpened, Source, topics
+from headrace.schemas import BatchClosed, BatchOpened, JobResult, Source, topics
 from headrace.schemas.replay import repeat_headers
+from headrace.store import open_store
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
@@ -63,21 +64,33 @@ def assert_books_balance(line: Pipeline, ids: set, count: int) -> None:
 
 
 @pytest.mark.parametrize("point", OF_A_WORKER, ids=lambda point: point.replace(" ", "-"))
-def test_a_worker_that_dies_at_one_step_loses_and_repeats_nothing(line: Pipeline, point: str) -> None:
+def test_a_worker_that_dies_at_one_step_loses_and_repeats_nothing(
+    line: Pipeline, point: str, tmp_path: Path
+) -> None:
+    config = {"max_result_bytes": 1, "result_store": str(tmp_path)} if "large" in point else {}
     recorder = line.start_process(role="recorder")
     count = 120
     ids = send(line, count)
     if point == "after a job was opened again":
         open_again(line, ids)
-    doomed = line.start_process(SLOW, crash=point)
+    doomed = line.start_process(SLOW, crash=point, **config)
     if point == "during a revoke":
         line.wait_for(lambda: line.states()["succeeded"] > 3, 60)
         line.start_process(SLOW)  # takes partitions from the first
     assert doomed.wait(90) == -signal.SIGKILL
 
-    line.start_process(SLOW)
+    line.start_process(SLOW, **config)
     assert_books_balance(line, ids, count)
     assert recorder.poll() is None
+    if config:
+        assert_every_result_is_where_its_row_says(line, ids, tmp_path)
+
+
+def assert_every_result_is_where_its_row_says(line: Pipeline, ids: set, directory: Path) -> None:
+    store = open_store(str(directory))
+    rows = line.query("SELECT id, uri, bytes, encode(sha256, 'hex') FROM results")
+    read = {JobResult.decode(store.read(*reference)).id: id for id, *reference in rows}
+    assert read == {id: id for id in ids}
 
 
 def open_again(line: Pipeline, ids: set) -> None:
