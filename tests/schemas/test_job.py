@@ -390,6 +390,19 @@ def test_a_newer_producers_job_is_read_for_what_is_known() -> None:
     assert parse({"prompt": "x", "schema_version": 9, "sampling": {"a_newer_option": 1}}).schema_version == 9
 
 
+@pytest.mark.parametrize("field", ["prompt_uri", "input_file", "payload_ref", "$ref"])
+@pytest.mark.parametrize(
+    "place", ["file:///etc/passwd", "http://169.254.169.254/latest/meta-data/", "s3://bucket/key"]
+)
+def test_nothing_in_a_job_is_a_place_to_read_from(field: str, place: str) -> None:
+    assert refused({field: place}).param == "prompt"
+    job = parse({"prompt": place, field: place})
+    assert (job.prompt, job.model_dump(exclude_defaults=True)) == (place, {"prompt": place})
+    image = {"type": "image_url", "image_url": {"url": place}}
+    error = refused({"messages": [{"role": "user", "content": [image]}]})
+    assert error.param == "messages.0.content.0.type"
+
+
 def test_encoding_a_job_and_reading_it_gives_the_job() -> None:
     job = PromptJob(
         job_id="j",

@@ -1,13 +1,16 @@
 """Results too large for a message: kept in the store, and referred to from table and topic alike."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import Pipeline
+from confluent_kafka import Producer
+from pipeline import Pipeline, pipeline
 
 from headrace.client import Client
 from headrace.schemas import BatchClosed, ErrorCode, JobResult, JobState
+from headrace.schemas.topics import MAX_LETTER_BYTES
 from headrace.store import open_store
 from headrace.worker import outcomes
 
@@ -129,6 +132,22 @@ def test_a_large_result_that_comes_again_is_published_again_as_it_was(line: Pipe
     assert result == again
     assert (result.id, result.state) == (id, JobState.SUCCEEDED)
     assert result.result_ref is not None
+
+
+def test_a_prompt_longer_than_any_context_needs_no_reference(
+    kafka: str, database_url: str, tmp_path: Path
+) -> None:
+    with pipeline(kafka, database_url, largest=MAX_LETTER_BYTES) as line:
+        line.producer = Producer({"bootstrap.servers": kafka, "message.max.bytes": MAX_LETTER_BYTES})
+        worker = line.start_worker(result_store=str(tmp_path))
+        prompt = "\u00e9" * 4_000_000
+        line.send(json.dumps({"prompt": prompt}, ensure_ascii=False).encode())
+        line.wait_terminal(1)
+        ((uri, size, digest),) = stored(line)
+        worker.close()
+        assert line.states() == {"succeeded": 1}
+        whole = JobResult.decode(open_store(str(tmp_path)).read(uri, size, digest))
+        assert whole.choices[0].text == f"echo: {prompt}"
 
 
 def test_without_a_store_a_large_result_fails_and_says_what_to_set(line: Pipeline) -> None:
