@@ -132,7 +132,7 @@ class ChatFormat:
         behind a thought if the model thinks. None where anything goes."""
         thought = Thought(THINK, END_OF_THINK, opened=thinking) if self._thinks else None
         if (calls := self._calls(options, thought)) is not None:
-            return Grammar.lark(calls).named("tool_choice" if options.must_call else "tools")
+            return Grammar.lark(calls).named("tools")
         if given is None or thought is None:
             return given
         return replace(given, before=thought.rules(self._term))
