@@ -28,7 +28,9 @@ def wrong_requests() -> Iterator[tuple[str, str, str, str]]:
         if sent["custom_id"] in errors:
             error = _refusal(line) or errors[sent["custom_id"]]
             said = error["message"].removeprefix(error["param"]).strip()
-            said += " ..." if said.endswith(":") else ""  # what follows is another library's, and changes with it
+            said += (
+                " ..." if said.endswith(":") else ""
+            )  # what follows is another library's, and changes with it
             yield (
                 f"`{error['param']}`",
                 _shown(_at(sent, error["param"])),
