@@ -128,8 +128,11 @@ class ChatFormat:
         return tail.rstrip().endswith(THINK)
 
     def grammar(self, options: ChatOptions, given: Grammar | None, *, thinking: bool) -> Grammar | None:
-        """What an answer must be: where it must call a tool, or may call one that is ``strict``; else what is ``given``,
-        behind a thought if the model thinks. None where anything goes."""
+        """What an answer must be; None where anything goes.
+
+        That is a call where it must call a tool, and calls as their schemas say where it may call one that is ``strict``;
+        else what is ``given``, behind a thought if the model thinks.
+        """
         thought = Thought(THINK, END_OF_THINK, opened=thinking) if self._thinks else None
         if (calls := self._calls(options, thought)) is not None:
             return Grammar.lark(calls).named("tools")

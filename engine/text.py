@@ -168,27 +168,19 @@ class LocalTextEngine:
     def add_many(self, requests: Sequence[TextRequest]) -> None:
         """Take requests; each ends in exactly one TextCompletion. A bad one ends with ``error``; none raises."""
         started = time.monotonic()
-        accepted: list[TextRequest] = []
+        prompts = prompt_ids(requests, self._tokenizer, self._chat_format, self._limits)
+        accepted: list[str] = []
         parts: list[list[Request]] = []
-        for request, prompt in zip(
-            requests, prompt_ids(requests, self._tokenizer, self._chat_format, self._limits), strict=True
-        ):
-            if isinstance(prompt, InvalidRequest):
-                self._refuse(request.id, prompt)
-            elif taken := [name for name in engine_ids(request) if name in self._running]:
-                self._refuse(request.id, _still_running(taken[0]))
+        for request, prompt in zip(requests, prompts, strict=True):
+            try:
+                parts.append(self._start(request, prompt))
+            except InvalidRequest as error:
+                self._refuse(request.id, error)
             else:
-                try:
-                    request = self._constrained(request, prompt)
-                    parts.append(self._token_requests(request, prompt))
-                except InvalidRequest as error:
-                    self._refuse(request.id, error)
-                    continue
-                self._start(request, prompt)
-                accepted.append(request)
+                accepted.append(request.id)
         waited = time.monotonic() - started
-        for request in accepted:
-            self._answers[request.id].waited_s = waited
+        for request_id in accepted:
+            self._answers[request_id].waited_s = waited
         if accepted:
             self._submit(parts)
 
@@ -226,7 +218,7 @@ class LocalTextEngine:
 
     def _constrained(self, request: TextRequest, prompt: list[int]) -> TextRequest:
         """The request with the grammar that its chat asks for. Raises InvalidRequest for what does not go with that."""
-        if request.messages is None:
+        if request.messages is None or request.looks:
             return request
         thinking = self._chat_format.thinking(prompt, request.messages, request.chat)
         grammar = self._chat_format.grammar(request.chat, request.grammar, thinking=thinking)
@@ -236,11 +228,19 @@ class LocalTextEngine:
         check_grammar(request)
         return request
 
-    def _start(self, request: TextRequest, prompt: list[int]) -> None:
+    def _start(self, request: TextRequest, prompt: list[int] | InvalidRequest) -> list[Request]:
+        """Await the request's answers, and return what the engine has to run for them. Raises InvalidRequest."""
+        if isinstance(prompt, InvalidRequest):
+            raise prompt
         names = engine_ids(request)
+        if taken := [name for name in names if name in self._running]:
+            raise _still_running(taken[0])
+        request = self._constrained(request, prompt)
+        parts = self._token_requests(request, prompt)
         self._answers[request.id] = Answers(request, prompt, awaited=len(names))
         for index, name in enumerate(names):
             self._running[name] = Answer(request, index, prompt, self._tokenizer, self._chat_format)
+        return parts
 
     def _token_requests(self, request: TextRequest, prompt: list[int]) -> list[Request]:
         sampling, names = request.sampling, engine_ids(request)

@@ -12,6 +12,7 @@ from small_tokenizers import small_chat
 from headrace.engine.chat import ChatFormat, ChatOptions, ToolChoice
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError
+from headrace.engine.grammar import Grammar
 from headrace.engine.request import FinishReason, SamplingParams
 from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest, open_text_engine
 from headrace.engine.tokenizer import Tokenizer
@@ -133,6 +134,35 @@ def test_tools_that_the_model_cannot_use_are_refused(template: str, chat: ChatOp
     assert done.error is not None
     assert (done.error.code, done.error.param) == ("unsupported_option", param)
     assert done.error.message.startswith(f"{param} ")
+
+
+MUST = dataclasses.replace(TOOLS, tool_choice=ToolChoice.REQUIRED)
+STRICT = ChatOptions(tools=[{"function": WEATHER["function"] | {"strict": True}}])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("chat", "fields", "param"),
+    [
+        (TOOLS, {"grammar": Grammar.json_object().named("response_format")}, "tools"),
+        (MUST, {"bad_words": ("Oslo",)}, "bad_words"),
+        (STRICT, {"sampling": SamplingParams(allowed_token_ids=(5,))}, "allowed_token_ids"),
+        (STRICT, {"stop": (".",)}, "stop"),
+    ],
+)
+def test_what_contradicts_the_grammar_of_calls_is_refused(
+    chat: ChatOptions, fields: dict[str, Any], param: str
+) -> None:
+    done, _ = answer("x", chat=chat, **fields)
+    assert done.error is not None
+    assert (done.error.code, done.error.param) == ("invalid_value", param)
+
+
+def test_a_grammar_goes_to_the_engine_where_a_call_must_be_right() -> None:
+    for chat, wanted in ((TOOLS, False), (MUST, True), (STRICT, True)):
+        tokenizer = small_chat(TEMPLATE)
+        inner = ScriptedEngine(lambda request: [5], len(tokenizer.pieces()))
+        LocalTextEngine(inner, tokenizer).add_many([TextRequest("x", messages=HELLO, chat=chat)])
+        assert (inner.seen[0].grammar is not None) is wanted
 
 
 def test_an_unknown_form_is_refused_with_those_known() -> None:
