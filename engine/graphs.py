@@ -1,7 +1,7 @@
-"""CUDA graphs of decode steps: one launch instead of hundreds, for every batch size that occurs.
+"""CUDA graphs of steps: one launch instead of hundreds, for every decode batch that occurs and for small mixed steps.
 
 A step of R rows replays the smallest graph of at least R rows; the rows beyond are padding (slot -1, no keys). Graphs are
-captured largest first and share one memory pool, so that they cost what the largest needs.
+captured largest first and share one memory pool, so that they cost what the largest needs. Mixed steps: mixed_graphs.py.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.engine.mixed_graphs import MixedGraphs
 from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.runner import ModelRunner, Sampled, StepShape
@@ -58,6 +59,7 @@ class GraphCache:
         self._inputs = torch.zeros(words, dtype=torch.int32, device=runner.device)
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=runner.device)
         self._pool: Any = None
+        self._mixed = MixedGraphs(runner)
         self._captured: dict[tuple[int, bool], _Captured] = {}
 
     def capture_all(self) -> None:
@@ -65,6 +67,7 @@ class GraphCache:
         for size in reversed(self.sizes):
             for shared in (False, True):
                 self._captured[size, shared] = self._capture(size, shared=shared)
+        self._mixed.capture_all(self._pool)
 
     @torch.inference_mode()
     def _capture(self, size: int, *, shared: bool) -> _Captured:
@@ -81,7 +84,11 @@ class GraphCache:
         return _Captured(graph, *outputs)
 
     def fits(self, plan: StepPlan) -> bool:
-        """Whether the plan is a decode step, each row of which samples and does nothing else."""
+        """Whether there is a graph for the plan."""
+        return self._decodes_alone(plan) or self._mixed.fits(plan)
+
+    def _decodes_alone(self, plan: StepPlan) -> bool:
+        """Whether every row decodes, samples and does nothing else."""
         return (
             len(plan.slots) == plan.num_decodes == len(plan.sample_rows)
             and len(plan.table_slots) <= plan.num_decodes
@@ -91,6 +98,10 @@ class GraphCache:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Sampled:
         """As ModelRunner.run, for a plan that fits."""
+        self.replays += 1
+        return self._decode(plan) if self._decodes_alone(plan) else self._mixed.run(plan)
+
+    def _decode(self, plan: StepPlan) -> Sampled:
         runner, rows = self.runner, len(plan.slots)
         runner.update_sampling(plan.sampling)
         size = self.sizes[self._size_of[rows]]
@@ -100,7 +111,6 @@ class GraphCache:
         updates = [plan.table_slots, plan.table_index, plan.table_blocks]
         self._load(size, [plan.slots, plan.starts, plan.token_ids, *updates, prefix_lens], tiles)
         captured.graph.replay()
-        self.replays += 1
         logits = runner.model.logits(captured.hidden[:rows])
         return runner.sample(logits, captured.lines[:rows], captured.positions[:rows], plan)
 

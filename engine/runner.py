@@ -16,7 +16,7 @@ from headrace.engine.kv_cache import KVCache, StepContext
 from headrace.engine.logit_edits import LogitEdits
 from headrace.engine.masks import Masks
 from headrace.engine.models.decoder import Model
-from headrace.engine.plan import SamplingRows, StepPlan
+from headrace.engine.plan import Ints, SamplingRows, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.prompt_reading import Read, pack_logprobs, read_prompts
 from headrace.engine.staging import Staging
@@ -86,29 +86,40 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Sampled:
         """What the step's sample rows chose, on the device."""
-        self.update_sampling(plan.sampling)
+        self.update(plan)
         query_start = np.zeros(len(plan.slots) + 1, np.int32)
         np.cumsum(plan.query_lens, out=query_start[1:])
-        context = plan.starts + plan.query_lens
-        rows = plan.sample_rows
-        (table_slots, table_index, table_blocks, token_ids, starts_of, slots, starts, context_lens, at, lines, ends) = (
-            self.staging.upload(
-                [
-                    plan.table_slots, plan.table_index, plan.table_blocks, plan.token_ids, query_start,
-                    plan.slots, plan.starts, context, query_start[rows + 1] - 1, plan.slots[rows], context[rows],
-                ]
-            )
-        )  # fmt: skip
-        if len(plan.table_slots):
-            self.block_tables[table_slots.long(), table_index.long()] = table_blocks
+        token_ids, starts_of, slots, starts, context_lens = self.staging.upload(
+            [plan.token_ids, query_start, plan.slots, plan.starts, plan.starts + plan.query_lens]
+        )
         shared = None
         if len(plan.group_start):
             shared = SharedPrefixes(*self.staging.upload(prefix_tiles(plan, self.rows_per_tile)))
         shape = StepShape(plan.num_decodes, plan.max_context_len, plan.mean_prefill_keys)
         hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape, shared)
+        return self.finish(hidden, query_start[plan.sample_rows + 1] - 1, plan)
+
+    def update(self, plan: StepPlan) -> None:
+        """Bring the slot table up to date: sampling parameters of new sequences, entries of block tables."""
+        self.update_sampling(plan.sampling)
+        if len(plan.table_slots):
+            slots, index, blocks = self.staging.upload(
+                [plan.table_slots, plan.table_index, plan.table_blocks]
+            )
+            self.block_tables[slots.long(), index.long()] = blocks
+
+    def finish(self, hidden: Tensor, last: Ints, plan: StepPlan) -> Sampled:
+        """Read off what the plan wants of its prompts, and sample.
+
+        hidden: [T, H]. last: [K], where among them each sample row's last token is.
+        """
+        rows = plan.sample_rows
         read = read_prompts(self.model, hidden, plan.readings, self.staging) if plan.readings else None
         if not len(rows):
             return Sampled(torch.empty(0, dtype=torch.int64, device=self.device), read=read)
+        at, lines, ends = self.staging.upload(
+            [last, plan.slots[rows], plan.starts[rows] + plan.query_lens[rows]]
+        )
         logits = self.model.logits(hidden[at.long()])
         return replace(self.sample(logits, lines.long(), ends.long(), plan), read=read)
 

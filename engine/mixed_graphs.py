@@ -1,0 +1,128 @@
+"""CUDA graphs of small mixed steps: a few prompts beside the rows that decode, where launches would take longer than the work.
+
+A step replays the smallest graph that has room for its decode rows and for its prefill tokens. The decode rows beyond are
+padding (slot -1, no keys), the prefill rows beyond are empty, and the tokens beyond belong to no row. Larger mixed steps
+keep the device busy for longer than it takes to launch them one by one, and padding them would cost more than it saves.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.engine.plan import Ints, StepPlan
+from headrace.engine.runner import ModelRunner, Sampled, StepShape
+
+DECODES = (0, 16, 64, 128, 256, 512)
+PREFILL_TOKENS = (64, 256, 512)
+PREFILL_ROWS = 32
+# A row: slot, start, context length, first token.
+_ROW_FIELDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """decodes, tokens: what the graph has room for. hidden: [decodes + tokens, H], written by a replay."""
+
+    decodes: int
+    tokens: int
+    replay: Callable[[], None]
+    hidden: Tensor
+
+
+class MixedGraphs:
+    """Captured mixed steps by their decode rows and their prefill tokens. All are captured before the first request."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._decodes = [size for size in DECODES if size <= runner.max_slots]
+        words = _ROW_FIELDS * (self._decodes[-1] + PREFILL_ROWS) + 1 + self._decodes[-1] + PREFILL_TOKENS[-1]
+        self._inputs = torch.zeros(words, dtype=torch.int32, device=runner.device)
+        self._captured: dict[tuple[int, int], _Captured] = {}
+
+    def capture_all(self, pool: Any) -> None:
+        """Capture every size, largest first, into a memory pool that graphs share."""
+        for decodes in reversed(self._decodes):
+            for tokens in reversed(PREFILL_TOKENS):
+                self._captured[decodes, tokens] = self._capture(decodes, tokens, pool)
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Whether the plan is a small mixed step whose rows share no prefixes and are not read off."""
+        prefills, tokens = len(plan.slots) - plan.num_decodes, plan.num_tokens - plan.num_decodes
+        return (
+            0 < prefills <= PREFILL_ROWS
+            and tokens <= PREFILL_TOKENS[-1]
+            and plan.num_decodes <= self._decodes[-1]
+            and not len(plan.group_start)
+            and not plan.readings
+        )
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> Sampled:
+        """As ModelRunner.run, for a plan that fits."""
+        n = plan.num_decodes
+        decodes = self._decodes[bisect_left(self._decodes, n)]
+        tokens = PREFILL_TOKENS[bisect_left(PREFILL_TOKENS, plan.num_tokens - n)]
+        captured = self._captured[decodes, tokens]
+        self.runner.update(plan)
+        self.runner.staging.upload_into(self._inputs, _padded(plan, decodes, tokens))
+        captured.replay()
+        last = np.cumsum(plan.query_lens, dtype=np.int32)[plan.sample_rows] - 1
+        last[plan.sample_rows >= n] += decodes - n
+        return self.runner.finish(captured.hidden, last, plan)
+
+    @torch.inference_mode()
+    def _capture(self, decodes: int, tokens: int, pool: Any) -> _Captured:
+        rows = decodes + PREFILL_ROWS
+        fields = self._inputs[: _ROW_FIELDS * rows].view(_ROW_FIELDS, rows)
+        fields.zero_()
+        fields[0] = -1
+        replay, hidden = _record(lambda: self._step(decodes, tokens), pool)
+        return _Captured(decodes, tokens, replay, hidden)
+
+    def _step(self, decodes: int, tokens: int) -> Tensor:
+        rows = decodes + PREFILL_ROWS
+        slots, starts, context_lens, query_start = self._inputs[: _ROW_FIELDS * rows].view(_ROW_FIELDS, rows)
+        end, token_ids = self._inputs[_ROW_FIELDS * rows :][:1], self._inputs[_ROW_FIELDS * rows + 1 :]
+        shape = StepShape(num_decodes=decodes, max_context_len=self.runner.max_context)
+        return self.runner.forward(
+            token_ids[: decodes + tokens],
+            torch.cat((query_start, end)),
+            slots,
+            starts,
+            context_lens,
+            shape,
+            None,
+        )
+
+
+def _padded(plan: StepPlan, decodes: int, tokens: int) -> Ints:
+    """A plan's rows and tokens where a graph looks for them: the four fields of all rows, the last row's end, the tokens."""
+    n, rows = plan.num_decodes, decodes + PREFILL_ROWS
+    prefills = slice(decodes, decodes + len(plan.slots) - n)
+    fields = np.zeros((_ROW_FIELDS, rows), np.int32)
+    fields[0] = -1
+    for line, values in zip(fields, (plan.slots, plan.starts, plan.starts + plan.query_lens), strict=False):
+        line[:n], line[prefills] = values[:n], values[n:]
+    ends = np.zeros(rows + 1, np.int32)
+    ends[1 : decodes + 1] = 1
+    ends[decodes + 1 : decodes + 1 + len(plan.slots) - n] = plan.query_lens[n:]
+    np.cumsum(ends, out=ends)
+    fields[3] = ends[:-1]
+    ids = np.zeros(decodes + tokens, np.int32)
+    ids[:n], ids[decodes : decodes + plan.num_tokens - n] = plan.token_ids[:n], plan.token_ids[n:]
+    return np.concatenate((fields.ravel(), ends[-1:], ids))
+
+
+def _record(step: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
+    """A step as a graph: what replays it, and where its result will stand. A first, plain run sets every kernel up."""
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        hidden = step()
+    return graph.replay, hidden
