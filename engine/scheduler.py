@@ -169,7 +169,7 @@ class Scheduler:
         s.tokens[slots, s.retired[slots]] = new
         s.retired[slots] += 1
         s.in_flight[slots] -= 1
-        self._generated += len(slots)
+        self._generated += int(np.count_nonzero(s.generates[slots]))
         stopped = (new[:, None] == s.stop_ids[slots]).any(1) & (s.retired[slots] > s.no_stop_before[slots])
         self._note_first_tokens(slots)
         output = self.take_ended()

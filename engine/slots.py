@@ -5,6 +5,7 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.request import Outputs
 from headrace.engine.sequence import NOTHING, Sequence
 
 MAX_STOP_IDS = 32
@@ -40,6 +41,7 @@ class Slots:
         self.edited_before = np.zeros(max_slots, dtype=np.int32)
         self.logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.need_from = np.full(max_slots, NOTHING, dtype=np.int32)
+        self.generates = np.zeros(max_slots, dtype=bool)
         self.priority = np.zeros(max_slots, dtype=np.int32)
         self.deadline = np.zeros(max_slots, dtype=np.float64)
         self.displaceable = np.zeros(max_slots, dtype=bool)
@@ -91,6 +93,7 @@ class Slots:
         self.prompt_len[slot] = seq.prompt_len
         self.displaceable[slot] = displaceable
         self.need_from[slot] = seq.need_from
+        self.generates[slot] = seq.request.outputs is Outputs.TOKENS
         self.arrival[slot] = seq.arrival
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : len(seq.stop_ids)] = seq.stop_ids

@@ -191,6 +191,7 @@ def test_a_prompt_that_is_only_looked_at_may_fill_the_context(tmp_path: Path) ->
     )
     assert len(scored.prompt_logprobs.chosen) == 53
     assert vector.vector.shape == (64,)
+    assert engine.stats().generated_tokens == 0
     with pytest.raises(InvalidRequest, match="at most 64 fit"):
         engine.add_many([Request("long", [*prompt, 3], outputs=Outputs.VECTOR)])
 

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 from headrace.engine import Engine, EngineConfig, Request, SamplingParams
 from headrace.engine.models.config import ModelConfig
 from headrace.engine.models.decoder import build_model
+from headrace.engine.request import Outputs, Pooling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -106,6 +108,44 @@ def test_tokens_are_those_of_the_cpu_with_and_without_graphs_overlap_and_preempt
     assert equal >= len(reference) - 1, f"only {equal} of {len(reference)} agree"
 
 
+def looks():
+    """Prompts of 1 to 400 tokens that are scored from some place on, or pooled."""
+    rng, out = random.Random(2), []
+    for i in range(30):
+        prompt = [rng.randrange(3, 1000) for _ in range(rng.randrange(1, 400))]
+        if i % 2:
+            asked = {"outputs": Outputs.VECTOR, "pooling": list(Pooling)[i % 3]}
+        else:
+            asked = {
+                "outputs": Outputs.LOGPROBS,
+                "need_from": rng.randrange(len(prompt)),
+                "prompt_logprobs": i % 5,
+            }
+        out.append(Request(f"look {i}", prompt, **asked))
+    return out
+
+
+def test_what_is_read_off_prompts_is_that_of_the_cpu_beside_prompts_that_are_answered(model):
+    found = []
+    for device, options in (("cpu", {}), ("cuda", {"max_batched_tokens": 256, "lag": 2})):
+        engine = Engine(
+            EngineConfig(
+                model=model, device=device, dtype="float32", kv_tokens=32768, max_slots=64, **options
+            )
+        )
+        engine.add_many([*requests(), *looks()])
+        done = {}
+        while engine.has_work:
+            done |= {completion.id: completion for completion in engine.step().completions}
+        found.append([done[request.id] for request in looks()])
+    for cpu, cuda in zip(*found, strict=True):
+        if cpu.vector is not None:
+            np.testing.assert_allclose(cuda.vector, cpu.vector, atol=1e-3, rtol=1e-3)
+        else:
+            np.testing.assert_allclose(cuda.prompt_logprobs.chosen, cpu.prompt_logprobs.chosen, atol=1e-3)
+            np.testing.assert_allclose(cuda.prompt_logprobs.top, cpu.prompt_logprobs.top, atol=1e-3)
+
+
 def test_nothing_compiles_after_ready(model):
     import triton
 
@@ -115,7 +155,7 @@ def test_nothing_compiles_after_ready(model):
     try:
         engine.add_many(requests())
         run(engine)
-        engine.add_many([Request("long", [7] * 900, SamplingParams(max_tokens=4))])
+        engine.add_many([Request("long", [7] * 900, SamplingParams(max_tokens=4)), *looks()])
         run(engine)
     finally:
         triton.knobs.runtime.jit_post_compile_hook = None
