@@ -47,8 +47,8 @@ RUNS = [
     Run("planted", [sys.executable, "bench/planted_write.py"], EVERY_TENSOR_ITS_OWN, FOUND),
     Run("attention", tests("test_kernels.py", ATTENTION), EVERY_TENSOR_ITS_OWN),
     Run("other kernels", tests("test_kernels.py", THE_REST), EVERY_TENSOR_ITS_OWN),
-    Run("engine", tests("test_engine.py", "tokens_are and 1024-False-1"), EVERY_TENSOR_ITS_OWN),
-    Run("engine with graphs", tests("test_engine.py", "tokens_are and 1024-True-2"), {}),
+    Run("engine", tests("test_engine.py", "tokens_are and 1024-none-1"), EVERY_TENSOR_ITS_OWN),
+    Run("engine with graphs", tests("test_engine.py", "tokens_are and 1024-all-2"), {}),
 ]
 
 

@@ -49,7 +49,7 @@ class GraphCache:
     All are captured before the first request.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, *, mixed: bool = False) -> None:
         self.runner = runner
         self.sizes = graph_sizes(runner.max_slots)
         self.replays = 0
@@ -59,7 +59,7 @@ class GraphCache:
         self._inputs = torch.zeros(words, dtype=torch.int32, device=runner.device)
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=runner.device)
         self._pool: Any = None
-        self._mixed = MixedGraphs(runner)
+        self._mixed = MixedGraphs(runner) if mixed else None
         self._captured: dict[tuple[int, bool], _Captured] = {}
 
     def capture_all(self) -> None:
@@ -67,7 +67,8 @@ class GraphCache:
         for size in reversed(self.sizes):
             for shared in (False, True):
                 self._captured[size, shared] = self._capture(size, shared=shared)
-        self._mixed.capture_all(self._pool)
+        if self._mixed is not None:
+            self._mixed.capture_all(self._pool)
 
     @torch.inference_mode()
     def _capture(self, size: int, *, shared: bool) -> _Captured:
@@ -85,7 +86,7 @@ class GraphCache:
 
     def fits(self, plan: StepPlan) -> bool:
         """Whether there is a graph for the plan."""
-        return self._decodes_alone(plan) or self._mixed.fits(plan)
+        return self._decodes_alone(plan) or (self._mixed is not None and self._mixed.fits(plan))
 
     def _decodes_alone(self, plan: StepPlan) -> bool:
         """Whether every row decodes, samples and does nothing else."""
@@ -99,7 +100,9 @@ class GraphCache:
     def run(self, plan: StepPlan) -> Sampled:
         """As ModelRunner.run, for a plan that fits."""
         self.replays += 1
-        return self._decode(plan) if self._decodes_alone(plan) else self._mixed.run(plan)
+        if self._mixed is None or self._decodes_alone(plan):
+            return self._decode(plan)
+        return self._mixed.run(plan)
 
     def _decode(self, plan: StepPlan) -> Sampled:
         runner, rows = self.runner, len(plan.slots)

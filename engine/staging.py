@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGN = 4  # 16 bytes, in int32: what vector loads and 64-bit views need
-_DEPTH = 8  # buffers in turn: more than the uploads of a step and of those in flight
+_DEPTH = 32  # buffers in turn: more than the uploads of a step and of those in flight
 
 
 @dataclass(slots=True)
