@@ -48,7 +48,7 @@ SHORTEST = 16
 
 
 class MadeUpTokens:
-    """Every byte, and words and ends of words from random letters, to fill a vocabulary. Id 0 ends an answer."""
+    """Every byte, some signs of JSON, and words from random letters to fill a vocabulary, as in a model's own. Id 0 ends."""
 
     eos_token_id = 0
     bos_token_id = None
@@ -57,11 +57,13 @@ class MadeUpTokens:
     def __init__(self, vocab_size: int) -> None:
         rng = random.Random(0)
         words = {bytes([byte]): None for byte in range(256)}
+        for sign in ('"', '",', '":', '"}', ' "', '{"', '["', "\\"):
+            words |= {(sign + text).encode(): None for text in ("", " ", "\n", "a", "s", " a")}
         while len(words) < vocab_size - 1:
             text = "".join(rng.choices("etaoinshrdlucmfwypvbgkqjxz", k=rng.randint(2, 9)))
-            words[
-                (rng.choice(("", " ", " ")) + text + rng.choice(("", "", "", ".", '"', '",', ","))).encode()
-            ] = None
+            words[(rng.choice(("", " ", " ")) + text + rng.choice(("", "", "", "", ".", ","))).encode()] = (
+                None
+            )
         self.tokens = [b"<end>", *words]
 
     def __call__(self, text: bytes) -> list[int]:

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 from headrace.engine.closing import Closing
 
+NEAR = 8
+"""A place from which completion would leave no more tokens than this to spare is near enough to the limit: none later is looked for."""
+
 
 class Outcome(Enum):
     """What a guide asks of the scheduler, at one length of its sequence."""
@@ -62,7 +65,7 @@ class Guide:
         self._closing = closing
         self._limit = limit
         self._safe: _Safe | None = None
-        self._look_at = length + max(1, (limit - length) // 4)
+        self._look_at = min(length + NEAR, limit)
 
     def start(self, way: list[int] | None) -> None:
         """Begin, at the end of the prompt. way: a way to complete the answer from there, None if none is known."""
@@ -104,7 +107,7 @@ class Guide:
         """The answer can be completed from here, in this way."""
         self._safe = _Safe(self.length, way)
         spare = self._limit - self.length - len(way)
-        self._look_at = self.length + max(1, spare // 2)
+        self._look_at = self.length + spare // 2 if spare > NEAR else self._limit
 
     def _look(self) -> None:
         """Find the way to completion from here."""
@@ -113,7 +116,7 @@ class Guide:
         if way is not None:
             self._stand(way)
         elif room:
-            self._look_at = self.length + max(1, room // 4)
+            self._look_at = self.length + room // 4 if room > NEAR else self._limit
         elif self._safe is not None:
             self._go_back(self._safe)
 

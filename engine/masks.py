@@ -35,8 +35,7 @@ class Masks:
         free = [(row.guide.matcher, line) for line, row in enumerate(rows) if _is_free(row)]
         if free:
             self._executor().unsafe_compute_mask_ptr(free, masks.ctypes.data, 4 * self._words, len(rows))
-        for mask, row in zip(masks, rows, strict=True):
-            _finish(mask, row)
+        _finish(masks, rows)
         return self._send(buffer, len(rows))
 
     def everything(self) -> Tensor:
@@ -86,24 +85,32 @@ def _is_free(row: GuidedRow) -> bool:
     return row.guide.outcome is None and not row.guide.forced
 
 
-def _finish(mask: NDArray[np.int32], row: GuidedRow) -> None:
-    """What the matcher does not know: forced tokens, and when the model may end its answer."""
-    guide = row.guide
-    if guide.outcome is None and guide.matcher.is_error():
-        guide.fail()
-    if guide.outcome is not None:
-        mask[:] = -1
-    elif guide.forced:
-        mask[:] = 0
-        mask.view(np.uint32)[guide.forced[0] // 32] = 1 << guide.forced[0] % 32
-    elif row.position < guide.may_end_at:
-        _keep_out(mask, guide.end_tokens)
+def _finish(masks: NDArray[np.int32], rows: Sequence[GuidedRow]) -> None:
+    """What the matchers do not know: forced tokens, and when the model may end its answer."""
+    for mask, row in zip(masks, rows, strict=True):
+        guide = row.guide
+        if guide.outcome is None and guide.matcher.is_error():
+            guide.fail()
+        if guide.outcome is not None:
+            mask[:] = -1
+        elif guide.forced:
+            mask[:] = 0
+            _bits(mask)[guide.forced[0] // 32] = 1 << guide.forced[0] % 32
+        elif row.position < guide.may_end_at:
+            _keep_out(_bits(mask), guide.end_tokens)
 
 
-def _keep_out(mask: NDArray[np.int32], tokens: Sequence[int]) -> None:
+def _keep_out(bits: NDArray[np.uint32], tokens: Sequence[int]) -> None:
     """Clear these tokens' bits, unless nothing else is allowed."""
-    kept = mask.view(np.uint32).copy()
-    for token in tokens:
-        kept[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+    allowed = [token for token in tokens if int(bits[token // 32]) >> token % 32 & 1]
+    if not allowed:
+        return
+    kept = bits.copy()
+    for token in allowed:
+        kept[token // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token % 32)
     if kept.any():
-        mask[:] = kept.view(np.int32)
+        bits[:] = kept
+
+
+def _bits(mask: NDArray[np.int32]) -> NDArray[np.uint32]:
+    return mask.view(np.uint32)

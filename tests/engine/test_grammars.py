@@ -139,9 +139,9 @@ def each(**configs: list[Any]) -> Any:
 
 
 @each(
-    kind=["byte_level", "sentencepiece", "tiktoken", "byte_level", "byte_level"],
-    lag=[0, 1, 2, 2, 1],
-    kv_tokens=[4096, 4096, 4096, 512, 640],
+    kind=["sentencepiece", "tiktoken", "byte_level"],
+    lag=[0, 1, 2],
+    kv_tokens=[4096, 640, 512],
 )
 def test_json_fits_its_schema_wherever_its_limit_falls_and_whoever_is_preempted(guided: Guided) -> None:
     rng = random.Random(7)
@@ -202,17 +202,17 @@ def test_free_rows_say_what_they_say_without_guided_neighbours(tmp_path: Path, l
 def test_an_answer_is_the_same_at_every_lag_and_after_a_preemption(tmp_path: Path) -> None:
     def answers(n: int, lag: int, kv_tokens: int) -> tuple[list[list[int]], int]:
         made = Guided(tmp_path / str(n), lag=lag, kv_tokens=kv_tokens)
-        requests = [made.ask(Grammar.json_schema(schema), max_tokens=70, seed=5) for schema in SCHEMAS]
+        requests = [made.ask(Grammar.json_schema(schema), max_tokens=70, seed=5) for schema in SCHEMAS[::2]]
         ended = made.run(requests)
         made.engine.close()
         return [done.token_ids for done in ended], sum(done.preemptions for done in ended)
 
     expected, none = answers(0, 0, 8192)
     assert none == 0
-    for n, (lag, kv_tokens) in enumerate([(1, 8192), (2, 8192), (0, 512), (1, 512), (2, 512)]):
+    for n, (lag, kv_tokens) in enumerate([(1, 8192), (2, 8192), (0, 288), (1, 288), (2, 288)]):
         got, preemptions = answers(n + 1, lag, kv_tokens)
         assert got == expected
-        assert (preemptions > 0) == (kv_tokens == 512)
+        assert (preemptions > 0) == (kv_tokens == 288)
 
 
 @each(kind=list(KINDS))
