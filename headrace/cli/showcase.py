@@ -53,7 +53,16 @@ def _show(result: "JobResult", prompt: str) -> None:
     if result.error is not None:
         out.print(f"  {result.state}: {result.error.message}", style="red", markup=False)
     else:
-        out.print(f"  {_cut(result.choices[0].text)}", style="green", markup=False)
+        out.print(f"  {_cut(_answer(result))}", style="green", markup=False)
+
+
+def _answer(result: "JobResult") -> str:
+    """What the job asked for, as a line of text: its first answer, or what it looked at its prompt for."""
+    if result.scores is not None:
+        return "scores " + ", ".join(f"{score.logprob:.2f}" for score in result.scores)
+    if result.embedding is not None:
+        return f"embedding {result.embedding}"
+    return result.choices[0].text if result.choices else "kept apart, being too large for a message"
 
 
 def _prompts(file: Path) -> Iterator[tuple[str | None, str]]:
