@@ -55,6 +55,7 @@ def test_every_line_ends_as_expected_through_kafka_and_postgres(
     assert rows == {name: expected["state"] for name, expected in EXPECTED.items()}
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(600)
 def test_every_line_ends_as_expected_without_kafka(
     smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
