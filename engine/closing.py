@@ -15,7 +15,7 @@ MAX_CHOSEN = 256
 """Tokens of one way that the grammar does not force: a text that has no end of its own would take any number."""
 
 MAX_GUESSES = 40
-"""Of these, tokens that JSON does not suggest."""
+"""Of these, tokens that JSON does not suggest; each takes about a millisecond."""
 
 _SIGNS = b"@-.:/, _\n;=()[]{}<>|+*&%$#!?~^'`\"\\"
 """What may part a text, the likeliest first."""
@@ -32,18 +32,20 @@ class Closing:
         ranks[list(_SIGNS)] = np.arange(len(_SIGNS))
         self.sign_ranks = ranks[self.first_bytes]
 
-    def way(self, matcher: Any, room: int) -> list[int] | None:
+    def way(self, matcher: Any, room: int, max_guesses: int = MAX_GUESSES) -> list[int] | None:
         """At most ``room`` tokens that complete the answer; None if none were found. The matcher stays where it is."""
-        return _Walk(self, matcher.deep_copy()).to_the_end(room)
+        return _Walk(self, matcher.deep_copy(), max_guesses).to_the_end(room)
 
 
 class _Walk:
     """One walk, with a matcher of its own: meeting a limit spoils it."""
 
-    def __init__(self, closing: Closing, matcher: Any) -> None:
+    def __init__(self, closing: Closing, matcher: Any, max_guesses: int) -> None:
         self._closing = closing
         self._matcher = matcher
+        self._max_guesses = max_guesses
         self._chosen = 0
+        self._quotes = 0  # in a row
         self._last: int | None = None
         self._seen = np.zeros(256, dtype=bool)
         self._guessed: list[int] = []
@@ -56,6 +58,7 @@ class _Walk:
                 return None
             taken += step
             self._last = step[-1]
+            self._quotes = self._quotes + 1 if step == [self._closing.ids.get(b'"')] else 0
         return taken
 
     def _forced(self) -> list[int]:
@@ -78,13 +81,15 @@ class _Walk:
             self._closing.ids.get(sign) for sign in (b"{", b"}", b"]", b'"', b"0")
         )
         if self._allows(opening) and self._allows(brace):  # then this is text, where a brace closes nothing
-            wanted = [quote]
+            wanted = [quote if self._quotes <= 2 else None]
         else:
             wanted = [brace, bracket, quote, zero if self._last != zero else None]
         return next(([token] for token in wanted if token is not None and self._allows(token)), [])
 
     def _guess(self) -> list[int]:
-        if len(self._guessed) == MAX_GUESSES:
+        if (
+            len(self._guessed) == self._max_guesses or self._quotes > 2
+        ):  # that text is no JSON: quotes close nothing
             return []
         closing = self._closing
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)

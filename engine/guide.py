@@ -14,6 +14,8 @@ from headrace.engine.closing import Closing
 
 NEAR = 8
 """A place from which completion would leave no more tokens than this to spare is near enough to the limit: none later is looked for."""
+MAX_GUESSES = 8
+"""Guesses of a walk between two steps, for which all sequences wait."""
 
 
 class Outcome(Enum):
@@ -65,7 +67,7 @@ class Guide:
         self._closing = closing
         self._limit = limit
         self._safe: _Safe | None = None
-        self._look_at = min(length + NEAR, limit)
+        self._look_at = length + (limit - length) // 4
 
     def start(self, way: list[int] | None) -> None:
         """Begin, at the end of the prompt. way: a way to complete the answer from there, None if none is known."""
@@ -112,11 +114,11 @@ class Guide:
     def _look(self) -> None:
         """Find the way to completion from here."""
         room = self._limit - self.length
-        way = self._closing.way(self.matcher, room)
+        way = self._closing.way(self.matcher, room, MAX_GUESSES)
         if way is not None:
             self._stand(way)
         elif room:
-            self._look_at = self.length + room // 4 if room > NEAR else self._limit
+            self._look_at = self.length + room // 3 if room > NEAR else self._limit
         elif self._safe is not None:
             self._go_back(self._safe)
 
