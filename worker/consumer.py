@@ -231,10 +231,15 @@ class TierConsumer:
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         for each in offsets:
             wrong = error or each.error
+            place = each.topic, each.partition
             if wrong is None:
                 self._tell_committed("done")
+                # librdkafka sends a commit again that a lost connection took, after a newer one perhaps. Then this
+                # older offset is what the broker has.
+                if self._committed.get(place) != each.offset:
+                    self._committed.pop(place, None)
                 continue
-            self._committed.pop((each.topic, each.partition), None)  # try again in a second
+            self._committed.pop(place, None)  # try again in a second
             overtaken = wrong.code() in OVERTAKEN
             self._tell_committed("overtaken" if overtaken else "failed")
             level = logging.DEBUG if overtaken else logging.WARNING
