@@ -144,12 +144,12 @@ class Tally:
         """Add it all. The last thing a transaction does."""
         shard = random.randrange(SHARDS)
         batches, tiers = _lines(self.batches, BATCH, shard), _lines(self.tiers, TIER, shard)
-        if not batches and not tiers:
-            return
-        with cursor.connection.pipeline():  # one round trip for all
-            cursor.executemany(_OPEN_BATCH, [line[:2] for line in batches])
-            cursor.executemany(_ADD_BATCH, batches)
-            cursor.executemany(_ADD_TIER, tiers)
+        if batches:
+            columns = _columns(batches)
+            cursor.execute(_OPEN_BATCH, columns[:2])
+            cursor.execute(_ADD_BATCH, columns)
+        if tiers:
+            cursor.execute(_ADD_TIER, _columns(tiers))
 
 
 def changes(cursor: Rows) -> list[Change]:
@@ -167,15 +167,26 @@ def _lines(counts: Mapping[K, Counter[str]], names: Sequence[str], shard: int) -
     return lines
 
 
-def _upsert(table: str, keys: Sequence[str], names: Sequence[str]) -> str:
-    columns = [*keys, "shard", *names]
+def _columns(lines: Sequence[tuple[object, ...]]) -> list[list[object]]:
+    return [list(column) for column in zip(*lines, strict=True)]
+
+
+def _upsert(table: str, keys: Mapping[str, str], names: Sequence[str]) -> str:
+    """Adds lines, given as an array for each column. `keys`: the key's columns and their types."""
+    columns = {**keys, "shard": "smallint", **dict.fromkeys(names, "bigint")}
     additions = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in names)
     return (
-        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})"
+        f"INSERT INTO {table} ({', '.join(columns)})"
+        f" SELECT * FROM unnest({', '.join(f'%s::{type}[]' for type in columns.values())})"
         f" ON CONFLICT ({', '.join(keys)}, shard) DO UPDATE SET {additions}"
     )
 
 
-_OPEN_BATCH = "INSERT INTO batches (tenant, batch_id) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-_ADD_BATCH = _upsert("batch_counts", ("tenant", "batch_id"), BATCH)
-_ADD_TIER = _upsert("tier_counts", ("pool", "tier", "minute"), TIER)
+# Statements of arrays, and no pipeline (which executemany is too): a client that is stopped in the middle of one keeps
+# its locks for as long as it sleeps. Between a pipeline's messages no timeout runs but Postgres 17's transaction_timeout.
+_BATCH_KEY = {"tenant": "text", "batch_id": "text"}
+_OPEN_BATCH = """
+INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING
+"""
+_ADD_BATCH = _upsert("batch_counts", _BATCH_KEY, BATCH)
+_ADD_TIER = _upsert("tier_counts", {"pool": "text", "tier": "text", "minute": "timestamptz"}, TIER)

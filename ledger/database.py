@@ -35,9 +35,11 @@ SET LOCAL idle_in_transaction_session_timeout = '30s';
 SET LOCAL client_min_messages = warning;
 SET LOCAL random_page_cost = 1.1;
 """
+# From Postgres 17 on. The timeouts above do not run while a client that was stopped owes the rest of a message.
+BEGIN_17 = BEGIN + "SET LOCAL transaction_timeout = '60s';"
 
 # SQLSTATEs (or their classes) after which the same transaction may succeed. 57014 is a statement timeout.
-_TRANSIENT = ("08", "40001", "40P01", "53", "55P03", "57014", "57P0", "58030", "25006", "25P03")
+_TRANSIENT = ("08", "40001", "40P01", "53", "55P03", "57014", "57P0", "58030", "25006", "25P03", "25P04")
 # A value out of range, a broken constraint, a row beyond a limit: this row will never go in.
 _REFUSED = ("22", "23", "54")
 
@@ -127,7 +129,7 @@ class Database:
         assert isinstance(connection, psycopg.Connection)
         try:
             with connection.cursor() as cursor:
-                cursor.execute(BEGIN)
+                cursor.execute(BEGIN_17 if connection.info.server_version >= 170_000 else BEGIN)
                 result = work(cursor, *args, **kwargs)
             connection.commit()
             return result

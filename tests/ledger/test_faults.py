@@ -170,10 +170,11 @@ def test_a_stopped_process_does_not_hold_its_rows_for_ever(database_url: str) ->
         settings = ledger._database.transaction(
             lambda cursor: cursor.execute(
                 "SELECT name, setting::int FROM pg_settings WHERE name IN"
-                " ('lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout')"
+                " ('lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"
             ).fetchall()
         )
-    assert len(settings) == 3
+    (version,) = query(database_url, "SELECT current_setting('server_version_num')::int")[0]
+    assert len(settings) == (4 if version >= 170_000 else 3)
     assert all(0 < milliseconds <= 60_000 for _, milliseconds in settings)
 
 
