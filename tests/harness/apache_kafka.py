@@ -226,12 +226,12 @@ def node(controller: int) -> dict[str, object]:
 def _spawn(command: tuple[str, ...], log: Path) -> "subprocess.Popen[bytes]":
     with log.open("ab") as sink:
         return subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, cwd=log.parent, preexec_fn=_die_with_parent
+            command, stdout=sink, stderr=subprocess.STDOUT, cwd=log.parent, preexec_fn=die_with_parent
         )
 
 
-def _die_with_parent() -> None:
-    """Linux: the broker ends when the test run does, even one ended by SIGKILL."""
+def die_with_parent() -> None:
+    """Linux: this process ends when the test run does, even one ended by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

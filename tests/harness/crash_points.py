@@ -1,4 +1,4 @@
-"""Where a process under test may be made to die, as kill -9 would: each step of the protocol by itself.
+"""Where a process under test may be made to die, as kill -9 would, or to fall asleep: each step by itself.
 
 The code under test knows nothing of it: a point is a method that is replaced by one that dies before or after it.
 """
@@ -9,9 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.ledger import Ledger
+from headrace.ledger.counters import Tally
 from headrace.ledger.recorder import Recorder
 from headrace.store import Store
 from headrace.worker.consumer import TierConsumer
+
+ASLEEP = "asleep in mid-transaction"  # with rows and counters locked
 
 POINTS: dict[str, tuple[type, str, str]] = {
     "after the attempt's row": (Ledger, "begin", "after"),
@@ -22,6 +25,7 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "after the rejection's row": (Ledger, "reject", "after"),
     "after a job was opened again": (Ledger, "reopen", "after"),
     "after the recorder's write": (Recorder, "_settle", "writing"),
+    ASLEEP: (Tally, "write", "asleep"),
 }
 
 
@@ -39,6 +43,9 @@ def arm(point: str | None) -> None:
             self._writing[1].result()
             die()
         result = method(self, *args, **kwargs)
+        if when == "asleep" and self.batches:
+            setattr(owner, name, method)  # once
+            os.kill(os.getpid(), signal.SIGSTOP)
         if when == "after" and (not args or args[0]):
             die()
         return result

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
+import apache_kafka
 import crash_points
 import psycopg
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -69,7 +70,9 @@ class Pipeline:
     processes: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 2, "log_level": 0})
+        # Idempotent: a record that is sent while the broker dies must not be there twice because of us.
+        settings = {"bootstrap.servers": self.bootstrap, "linger.ms": 2, "log_level": 0}
+        self.producer = Producer({**settings, "enable.idempotence": True})
         self.ledger = Ledger(self.database_url)
         self._ends: dict[tuple[str, int], int] = {}  # where each partition ends, as far as we have sent
 
@@ -88,12 +91,19 @@ class Pipeline:
         headers: list[tuple[str, bytes]] | None = None,
         key: bytes | None = None,
         partition: int = -1,
+        timestamp_ms: int = 0,
     ) -> None:
-        """Send a record as it is."""
+        """Send a record as it is; ``timestamp_ms`` is what its producer's clock says, 0 for now."""
         data = json.dumps(value).encode() if isinstance(value, Mapping) else value
         topic = self.topics.jobs(tier)
         self.producer.produce(
-            topic, value=data, key=key, headers=headers or [], partition=partition, on_delivery=self._sent
+            topic,
+            value=data,
+            key=key,
+            headers=headers or [],
+            partition=partition,
+            timestamp=timestamp_ms,
+            on_delivery=self._sent,
         )
         self.producer.poll(0)
 
@@ -138,9 +148,11 @@ class Pipeline:
         *,
         role: str = "worker",
         crash: str | None = None,
+        ledger: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> "subprocess.Popen[bytes]":
-        """A worker or recorder as a process; ``engine`` are StandInEngine's arguments; ``crash``: see crash_points."""
+        """A worker or recorder as a process. engine, ledger: arguments of StandInEngine and Ledger; crash: see
+        crash_points."""
         told = {
             "role": role,
             "crash": crash,
@@ -148,6 +160,7 @@ class Pipeline:
             "database_url": self.database_url,
             "prefix": self.topics.prefix,
             "engine": dict(engine or {}),
+            "ledger": dict(ledger or {}),
             "config": config,
         }
         process = subprocess.Popen(
@@ -235,6 +248,29 @@ class Pipeline:
         finally:
             consumer.close()
 
+    def everything(self, topic: str, seconds: float = 60.0) -> list[Message]:
+        """All that the topic holds now."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": f"test-{uuid4()}", **QUICK_GROUP}
+        )
+        try:
+            places = [
+                TopicPartition(topic, n) for n in consumer.list_topics(topic, 20).topics[topic].partitions
+            ]
+            ends = {place.partition: consumer.get_watermark_offsets(place, 20) for place in places}
+            left = {partition for partition, (low, high) in ends.items() if low < high}
+            consumer.assign([TopicPartition(topic, partition, ends[partition][0]) for partition in left])
+            found, until = [], time.monotonic() + seconds
+            while left:
+                assert time.monotonic() < until, f"{topic} is not read to its end within {seconds:g} s"
+                if (message := consumer.poll(0.1)) is not None and message.error() is None:
+                    found.append(message)
+                    if message.offset() + 1 >= ends[message.partition()][1]:
+                        left.discard(message.partition())
+            return found
+        finally:
+            consumer.close()
+
     def forget_offsets(self, tier: str) -> None:
         """Make the tier's group start over; nobody may be in it."""
         group = WorkerConfig(self.bootstrap, self.topics).consumer(tier)["group.id"]
@@ -243,12 +279,17 @@ class Pipeline:
 
     def lag(self, tier: str = "standard") -> int:
         """Records of the tier that were sent here and whose offset is not committed."""
+        committed = self.committed(tier)
+        return sum(end - committed[place] for place, end in self._ends.items() if place in committed)
+
+    def committed(self, tier: str = "standard") -> dict[tuple[str, int], int]:
+        """The workers' offsets, by the partitions of the tier that records were sent to."""
         settings = WorkerConfig(self.bootstrap, self.topics).consumer(tier)
         consumer = Consumer({**settings, "log_level": 0})
-        ends = {place: end for place, end in self._ends.items() if place[0] == self.topics.jobs(tier)}
+        places = [TopicPartition(*place) for place in self._ends if place[0] == self.topics.jobs(tier)]
         try:
-            committed = consumer.committed([TopicPartition(*place) for place in ends], timeout=10)
-            return sum(ends[each.topic, each.partition] - max(each.offset, 0) for each in committed)
+            offsets = consumer.committed(places, timeout=10)
+            return {(each.topic, each.partition): max(each.offset, 0) for each in offsets}
         finally:
             consumer.close()
 
@@ -258,8 +299,6 @@ def pipeline(
     bootstrap: str, database_url: str, partitions: int = 4, largest: int | None = None
 ) -> Iterator[Pipeline]:
     """Topics of their own, and everything stopped at the end. largest: bytes of a record, instead of Kafka's 1 MB."""
-    import apache_kafka
-
     topics = Topics(prefix=f"t{uuid4().hex[:12]}")
     limit = {} if largest is None else {"max.message.bytes": str(largest)}
     apache_kafka.create_topics(
@@ -287,17 +326,18 @@ def _root() -> str:
 
 
 def main() -> None:
+    apache_kafka.die_with_parent()
     told = json.loads(sys.argv[1])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     topics = Topics(prefix=told["prefix"])
     crash_points.arm(told["crash"])
     if told["role"] == "recorder":
-        with Ledger(told["database_url"]) as ledger:
+        with Ledger(told["database_url"], **told["ledger"]) as ledger:
             Recorder(told["bootstrap"], topics, ledger, kafka=QUICK_GROUP).run(stop)
         return
     config = worker_config(told["bootstrap"], topics, told["config"])
-    with Ledger(told["database_url"]) as ledger:
+    with Ledger(told["database_url"], **told["ledger"]) as ledger:
         Worker(config, lambda: StandInEngine(**told["engine"]), ledger).run(stop)
 
 

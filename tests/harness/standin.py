@@ -5,9 +5,11 @@ submitted to a worker in another process is scripted too:
 
     ``fail:CODE``      ends with that error, final
     ``flaky:N``        fails with a retriable error the first N times it is tried by this engine object
+    ``busy:CODE``      fails with that retriable error each time
     ``slow:SECONDS``   takes that long
     ``fail-unless:PATH``, ``die-unless:PATH``  the same as fail and die, until the file PATH exists
     ``die``            the engine dies with all it holds
+    ``die-whole``      the whole worker dies with it, as by kill -9
     ``die-once:PATH``  the engine dies, unless the file PATH exists; it is created first
     anything else      is answered with ``echo: <prompt>``
 """
@@ -15,6 +17,7 @@ submitted to a worker in another process is scripted too:
 import heapq
 import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -111,8 +114,12 @@ class StandInEngine:
         if dies or (command == "die-once" and _first_time(argument)):
             self.kill()
             self._check()
+        if command == "die-whole":
+            os.kill(os.getpid(), signal.SIGKILL)
         if command == "fail":
             return _error(request, RequestError(argument, f"scripted to fail with {argument}"))
+        if command == "busy":
+            return _error(request, RequestError(argument, "scripted to fail for now", retriable=True))
         if command == "flaky" and self.tries[request.id] <= int(argument):
             return _error(request, RequestError("engine_busy", "scripted to fail for now", retriable=True))
         return _answer(request, FinishReason.STOP, elapsed)

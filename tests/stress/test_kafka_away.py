@@ -1,0 +1,40 @@
+"""The broker restarts, or is away for longer than sessions and the producer's message timeout last."""
+
+import time
+
+import apache_kafka
+import pytest
+from fleet import fleet
+
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
+
+AWAY_S = 70.0  # a record is given up by librdkafka after 60
+
+
+def test_a_broker_that_restarts_again_and_again(own_kafka: apache_kafka.Broker, database_url: str) -> None:
+    with fleet(own_kafka.bootstrap, database_url) as made:
+        made.start(workers=2)
+        for share in (300, 900, 1500):
+            made.send(1000)
+            made.wait_ended(share)
+            own_kafka.kill()
+            own_kafka.restart()
+        made.settle()
+        made.assert_books_balance()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"], indirect=True)
+def test_a_broker_that_is_away_for_a_minute(
+    own_kafka: apache_kafka.Broker, database_url: str, protocol: str
+) -> None:
+    with fleet(own_kafka.bootstrap, database_url, group_protocol=protocol) as made:
+        made.start(workers=2)
+        made.send(3000)
+        made.wait_ended(500)
+        own_kafka.kill()
+        time.sleep(AWAY_S)
+        waiting = made.count("SELECT count(*) FROM jobs WHERE state > 1")
+        own_kafka.restart()
+        made.settle()
+        made.assert_books_balance()
+        assert waiting < 3000  # intake stopped

@@ -1,0 +1,153 @@
+"""Postgres restarts, is away, cuts connections, has none to give, or will not write: what is finished waits for it."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import postgres
+import psycopg
+import pytest
+from fleet import Fleet, MakeFleet, fleet
+
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
+
+AWAY_S = 60.0
+PAST_RETRIES_S = 15.0  # the ledger tries for 10 by itself; then workers and recorder are told
+JOBS = 3000
+CUT = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'headrace'"
+IN_MID_TRANSACTION = " AND state <> 'idle'"
+
+NO_ROOM = """
+CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$;
+CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION no_room();
+CREATE TRIGGER no_room BEFORE INSERT ON results FOR EACH ROW EXECUTE FUNCTION no_room();
+"""
+ROOM = "DROP FUNCTION no_room CASCADE"
+
+
+@contextmanager
+def fleet_on(kafka: str, server: postgres.Server) -> Iterator[Fleet]:
+    with postgres.clone(server) as url, fleet(kafka, url) as made:
+        yield made
+
+
+def say(url: str, *statements: str) -> None:
+    """As an administrator, whom nothing keeps from writing."""
+    with psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
+        for statement in statements:
+            connection.execute(statement)  # type: ignore[arg-type]
+
+
+def assert_nobody_ended_for_it(fleet: Fleet) -> None:
+    """It was taken for an absence: no job was refused, none failed, none was run again."""
+    fleet.assert_books_balance()
+    assert fleet.count("SELECT count(*) FROM jobs WHERE error_code = 'ledger_rejected'") == 0
+    assert fleet.count("SELECT count(*) FROM rejections WHERE code = 'ledger_rejected'") == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["cleanly", "as-if-the-power-had-gone"])
+def test_a_database_that_restarts_again_and_again(
+    kafka: str, own_postgres: postgres.Server, how: signal.Signals
+) -> None:
+    with fleet_on(kafka, own_postgres) as made:
+        made.start(workers=2)
+        made.send(JOBS)
+        for share in (0.2, 0.4, 0.6):
+            made.wait_ended(int(share * JOBS))
+            own_postgres.halt(how)
+            own_postgres.start()
+        made.settle()
+        assert_nobody_ended_for_it(made)
+
+
+def test_a_database_that_is_away_for_a_minute(kafka: str, own_postgres: postgres.Server) -> None:
+    with fleet_on(kafka, own_postgres) as made:
+        made.start(workers=2)
+        made.send(JOBS)
+        made.wait_ended(JOBS // 6)
+        own_postgres.halt()
+        made.send(500)
+        time.sleep(AWAY_S)
+        own_postgres.start()
+        made.settle()
+        assert_nobody_ended_for_it(made)
+
+
+def test_connections_cut_in_mid_transaction(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    fleet.start(workers=2)
+    fleet.send(JOBS)
+    cut = 0
+
+    def cut_until_most_have_ended() -> bool:
+        nonlocal cut
+        cut += fleet.count(CUT + IN_MID_TRANSACTION + " AND datname = current_database()")
+        return fleet.ended() >= 0.8 * JOBS
+
+    fleet.wait(cut_until_most_have_ended, "most jobs have ended in spite of the cuts")
+    fleet.settle()
+    assert cut > 5
+    assert_nobody_ended_for_it(fleet)
+
+
+def test_a_pool_of_one_connection_for_everything_a_worker_does(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(ledger={"pool_size": 1, "retry_for": 1.0})
+    fleet.start(workers=2)
+    fleet.send(JOBS)
+    fleet.settle()
+    assert_nobody_ended_for_it(fleet)
+
+
+def test_a_server_that_has_no_connection_left(kafka: str, own_postgres: postgres.Server) -> None:
+    with fleet_on(kafka, own_postgres) as made:
+        made.start(workers=2)
+        made.send(JOBS)
+        made.wait_ended(JOBS // 6)
+        with every_connection_taken(own_postgres.url):
+            time.sleep(PAST_RETRIES_S)
+        made.settle()
+        assert_nobody_ended_for_it(made)
+
+
+@contextmanager
+def every_connection_taken(url: str) -> Iterator[None]:
+    """Cut Headrace's connections and take them, until it has none."""
+    with contextlib.ExitStack() as others:
+        administrator = others.enter_context(psycopg.connect(url, autocommit=True))
+        while administrator.execute(CUT).fetchone() != (0,):
+            with contextlib.suppress(psycopg.OperationalError):
+                while True:
+                    others.enter_context(psycopg.connect(url))
+        yield
+
+
+def test_a_full_disk(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    fleet.start(workers=2)
+    fleet.send(JOBS)
+    fleet.wait_ended(JOBS // 6)
+    say(fleet.line.database_url, NO_ROOM)
+    stuck = fleet.ended()
+    time.sleep(PAST_RETRIES_S)
+    assert fleet.ended() == stuck
+    say(fleet.line.database_url, ROOM)
+    fleet.settle()
+    assert_nobody_ended_for_it(fleet)
+
+
+def test_a_database_that_only_reads(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    fleet.start(workers=2)
+    fleet.send(JOBS)
+    fleet.wait_ended(JOBS // 6)
+    ((name,),) = fleet.line.query("SELECT current_database()")
+    say(fleet.line.database_url, f"ALTER DATABASE {name} SET default_transaction_read_only = on", CUT)
+    stuck = fleet.ended()
+    time.sleep(PAST_RETRIES_S)
+    assert fleet.ended() <= stuck + 64
+    say(fleet.line.database_url, f"ALTER DATABASE {name} RESET default_transaction_read_only", CUT)
+    fleet.settle()
+    assert_nobody_ended_for_it(fleet)

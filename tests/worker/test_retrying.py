@@ -1,0 +1,56 @@
+"""Retries on their way through a worker: parked until due, counted in the table, ended by a cancel."""
+
+import time
+
+from pipeline import Pipeline
+
+from headrace.schemas import CancelBatch, CancelJob
+from headrace.worker.retries import BY_THE_ENGINE
+
+ATTEMPTS = "SELECT count(*) FROM attempts"
+
+
+def test_the_attempts_of_a_job_are_counted_in_the_table_and_survive_a_kill(line: Pipeline) -> None:
+    first = line.start_process()
+    id = line.submit("busy:odd")
+    line.producer.flush(10)
+    line.wait_for(lambda: line.query(ATTEMPTS) >= [(2,)], seconds=60)
+    first.kill()
+    first.wait()
+
+    second = line.start_process()
+    line.wait_terminal(1, seconds=60)
+    second.terminate()
+    assert second.wait(60) == 0
+    assert line.rows() == {id: "failed"}
+    assert line.query("SELECT attempt, error_code FROM jobs") == [(BY_THE_ENGINE.attempts, "odd")]
+    assert line.query(ATTEMPTS) == [(BY_THE_ENGINE.attempts,)]
+
+
+def test_a_job_that_waits_for_its_next_try_keeps_its_offset_and_nobody_else_waiting(line: Pipeline) -> None:
+    worker = line.start_worker()
+    parked = line.submit("flaky:3", batch_id="b")
+    others = {line.submit("x") for _ in range(20)}
+    line.wait_terminal(20)
+    assert line.rows() == {parked: line.rows()[parked], **dict.fromkeys(others, "succeeded")}
+    assert line.lag() >= 1
+    line.wait_terminal(21)
+    line.wait_for(lambda: line.lag() == 0)
+    worker.close()
+    assert line.query("SELECT attempt FROM jobs WHERE id = %s", parked) == [(4,)]
+
+
+def test_a_job_that_waits_for_its_next_try_is_cancelled_at_once(line: Pipeline) -> None:
+    worker = line.start_worker()
+    by_id = line.submit("flaky:1000")
+    by_batch = line.submit("flaky:1000", batch_id="b")
+    line.producer.flush(10)
+    line.wait_for(lambda: line.query(ATTEMPTS) >= [(8,)], seconds=60)  # the next waits are of seconds
+    line.control(CancelJob(id=by_id))
+    line.control(CancelBatch(batch_id="b"))
+    line.wait_terminal(2)
+    tries = line.query(ATTEMPTS)
+    time.sleep(1.0)
+    worker.close()
+    assert line.rows() == {by_id: "cancelled", by_batch: "cancelled"}
+    assert line.query(ATTEMPTS) == tries
