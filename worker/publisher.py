@@ -113,7 +113,8 @@ class Publisher:
             self._sent.discard(publication)
             self._confirmed.append(publication)
             return
-        log.warning("publishing on %s failed, trying again: %s", publication.topic, error)
+        if time.monotonic() >= self._again_at:  # the first of many that fail together
+            log.warning("publishing on %s failed, trying again: %s", publication.topic, error)
         self._broken = self._broken or error.fatal() or error.code() == KafkaError._FATAL
         self._again_at = time.monotonic() + AGAIN_AFTER_S
         self._put_back(publication)

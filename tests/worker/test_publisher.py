@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import KafkaError
 from pipeline import Pipeline
 
 from headrace.worker.publisher import Publication, Publisher
@@ -52,3 +53,13 @@ def test_a_producer_that_broke_is_replaced_and_sends_what_was_open(
     publisher._broken = True
     publisher.put(Publication(line.topics.results, b"k", b"v", [], "second"))
     assert sorted(confirmed(publisher, 2)) == ["first", "second"]  # type: ignore[type-var]
+
+
+def test_many_records_that_fail_together_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    publisher = Publisher({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    timed_out = KafkaError(KafkaError._MSG_TIMED_OUT)
+    for n in range(50):
+        publisher._refused(Publication("results", b"k", b"v", [], n), timed_out)
+    assert sum("trying again" in record.getMessage() for record in caplog.records) == 1
+    assert publisher.unconfirmed == 50
+    publisher.close()
