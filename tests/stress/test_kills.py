@@ -4,7 +4,9 @@ import random
 import time
 
 import pytest
-from fleet import MakeFleet
+from fleet import BATCH, MakeFleet
+
+from headrace.schemas import CancelBatch
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
@@ -44,4 +46,20 @@ def test_everything_killed_at_once(make_fleet: MakeFleet) -> None:
         fleet.wait_ended(int(share * JOBS))
         fleet.kill(*fleet.processes)
     fleet.settle()
+    fleet.assert_books_balance()
+
+
+def test_a_batch_that_is_cancelled_while_workers_are_killed(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    fleet.start(workers=2)
+    fleet.send(JOBS)
+    fleet.wait_ended(JOBS // 10)
+    fleet.line.control(CancelBatch(batch_id=BATCH))
+    fleet.kill(random.choice(fleet.workers))
+    fleet.line.control(CancelBatch(batch_id=BATCH))  # a repeat does no harm
+    fleet.settle()
+    ended = dict(fleet.line.query("SELECT custom_id, state::text FROM job_status"))
+    cancelled = {custom_id for custom_id, state in ended.items() if state == "cancelled"}
+    assert len(cancelled) > JOBS // 2
+    fleet.expected |= dict.fromkeys(cancelled, "cancelled")
     fleet.assert_books_balance()
