@@ -337,13 +337,20 @@ def sample_reference(
     positions: Tensor,
 ) -> Tensor:
     """sample in plain torch."""
+    scores = filtered_reference(logits, temperature, top_k, top_p, min_p)
+    ids = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape)
+    noisy = scores + gumbel_noise(seeds, positions, ids)
+    return torch.where(temperature > 0, noisy.argmax(dim=-1), logits.argmax(dim=-1))
+
+
+def filtered_reference(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """s of the kept tokens, minus infinity for the others: [K, V] fp32. Arguments as in ``sample``."""
     scores = logits.float() / temperature[:, None].clamp(min=_MIN_TEMPERATURE)
     descending = scores.sort(dim=-1, descending=True).values
     threshold = _threshold(scores, descending, top_k, top_p, min_p)
-    kept = scores.masked_fill(scores < threshold[:, None], float("-inf"))
-    ids = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape)
-    noisy = kept + gumbel_noise(seeds, positions, ids)
-    return torch.where(temperature > 0, noisy.argmax(dim=-1), logits.argmax(dim=-1))
+    return scores.masked_fill(scores < threshold[:, None], float("-inf"))
 
 
 def _threshold(scores: Tensor, descending: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from headrace.engine.edits import MAX_LISTED, edits_of
 from headrace.engine.errors import InvalidRequest
 from headrace.engine.logit_edits import LogitEdits
 from headrace.engine.staging import Staging
-from headrace.kernels.sample import sample
+from headrace.kernels.sample import filtered_reference, sample
 
 VOCAB = 60
 PROMPT, ANSWER = [5, 6, 7, 5, 8], [9, 5, 9, 10, 7]
@@ -117,6 +119,47 @@ def test_only_allowed_tokens_are_left_with_their_biases() -> None:
     torch.testing.assert_close(kept, expected)
 
 
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *({"top_k": k} for k in (1, 10, 999, 5000)),
+        *({"top_p": p} for p in (0.01, 0.5, 0.95, 0.99)),
+        *({"min_p": p} for p in (0.001, 0.1, 1.0)),
+        {"top_k": 20, "top_p": 0.8},
+        {"min_p": 0.02, "top_k": 50, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_filters_keep_the_tokens_that_transformers_keeps(
+    options: dict[str, float], temperature: float
+) -> None:
+    logits = torch.randn(32, 1000, generator=torch.Generator().manual_seed(4)) * 3
+    kept = filtered_reference(
+        logits,
+        torch.full((32,), temperature),
+        torch.full((32,), options.get("top_k", 0), dtype=torch.int32),
+        torch.full((32,), options.get("top_p", 1.0)),
+        torch.full((32,), options.get("min_p", 0.0)),
+    )
+    torch.testing.assert_close(kept, warped(logits, SamplingParams(temperature, **options)).float())
+
+
+def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Scores [K, V] of logits, as Transformers' temperature and filters leave them, in this engine's order.
+
+    In fp64: in fp32 the sum of a thousand small probabilities would decide about the token at top_p's border.
+    """
+    scores = logits.double() / (params.temperature or 1.0)
+    for wanted, warper in (
+        (params.min_p, MinPLogitsWarper), (params.top_k, TopKLogitsWarper), (params.top_p, TopPLogitsWarper),
+    ):  # fmt: skip
+        if wanted:
+            scores = warper(wanted)(None, scores)
+    return scores
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,6 +168,7 @@ def test_only_allowed_tokens_are_left_with_their_biases() -> None:
         {"top_p": 0.9},
         {"top_k": 10},
         {"min_p": 0.05},
+        {"temperature": 1.4, "min_p": 0.02, "top_k": 30, "top_p": 0.9},
         {"repetition_penalty": 1.5},
         {"frequency_penalty": 0.5, "presence_penalty": 0.5},
         {"logit_bias": ((3, 2.0), (4, -2.0))},
@@ -139,13 +183,7 @@ def test_tokens_are_drawn_as_often_as_their_edited_logits_say(options: dict[str,
     params = SamplingParams(**options)
     if edits_of(params, len(PROMPT), ()):
         logits = edited(logits, params)
-    expected = logits[None] / (params.temperature or 1.0)
-    for wanted, warper in (
-        (params.top_k, TopKLogitsWarper), (params.min_p, MinPLogitsWarper), (params.top_p, TopPLogitsWarper),
-    ):  # fmt: skip
-        if wanted:
-            expected = warper(wanted)(None, expected)
-    probability = expected[0].softmax(-1)
+    probability = warped(logits[None], params)[0].softmax(-1)
     draws = 6000
     tokens = sample(
         logits.expand(draws, -1).contiguous(),
@@ -194,6 +232,7 @@ KINDS = [
     dataclasses.replace(PLAIN, logit_bias=((7, 1.0),), bad_words=((7, 7), (9, 8, 7)), logprobs=0),
     dataclasses.replace(PLAIN, temperature=0.8, allowed_token_ids=tuple(range(40, 80)), repetition_penalty=1.1),
     dataclasses.replace(PLAIN, ignore_eos=False, min_tokens=30, logprobs=20),
+    dataclasses.replace(PLAIN, temperature=1.0, stop_token_ids=tuple(range(3, 20)), min_tokens=9, presence_penalty=1.0),
 ]  # fmt: skip
 
 
@@ -202,9 +241,9 @@ def mixed_requests() -> list[Request]:
     shared = [rng.randrange(3, 250) for _ in range(40)]
     return [
         Request(
-            f"r{i}", shared[: 20 * (i % 3)] + [i + 3] * (i % 5 + 1), dataclasses.replace(KINDS[i % 6], seed=i)
+            f"r{i}", shared[: 20 * (i % 3)] + [i + 3] * (i % 5 + 1), dataclasses.replace(KINDS[i % 7], seed=i)
         )
-        for i in range(24)
+        for i in range(28)
     ]
 
 
@@ -225,8 +264,11 @@ def test_options_survive_company_preemption_and_prefix_hits(
     stats = engine.stats()
     assert stats.prefix_hits > 0
     assert (stats.preemptions > 0) == (kv_tokens == 320)
+    assert any(completion.finish_reason is FinishReason.STOP for completion in alone.values())
     for request_id, completion in alone.items():
         assert done[request_id].token_ids == completion.token_ids
+        assert done[request_id].finish_reason is completion.finish_reason
+        assert done[request_id].stop_reason == completion.stop_reason
         ours, theirs = done[request_id].logprobs, completion.logprobs
         assert (ours is None) == (theirs is None)
         if ours is not None:
@@ -341,6 +383,25 @@ def test_options_that_cannot_be_carried_out_are_refused_by_name(
 
 
 def tiny_model_of(vocab: int, beside: str) -> str:
-    from pathlib import Path
-
     return tiny_model.write(Path(beside).with_name(f"tiny-{vocab}"), vocab_size=vocab)
+
+
+def test_what_a_request_leaves_open_is_generation_configs(tmp_path: Path) -> None:
+    directory = Path(tiny_model.write(tmp_path))
+    greedy = {"temperature": 0.0, "repetition_penalty": 1.4, "eos_token_id": 2}
+    (directory / "generation_config.json").write_text(json.dumps(greedy))
+    engine = build(str(directory), max_context=64)
+    explicit = SamplingParams(temperature=0, repetition_penalty=1.4, ignore_eos=True)
+    own = SamplingParams(temperature=1.0, top_k=5, repetition_penalty=1.0, ignore_eos=True, seed=1)
+    done = run(
+        engine,
+        [
+            Request("open", [5, 6], SamplingParams(ignore_eos=True)),
+            Request("explicit", [5, 6], explicit),
+            Request("own", [5, 6], own),
+        ],
+    )
+    assert done["open"].token_ids == done["explicit"].token_ids
+    plain = build(tiny_model_of(256, str(directory)), max_context=64)
+    assert done["own"].token_ids == run(plain, [Request("own", [5, 6], own)])["own"].token_ids
+    assert {len(completion.token_ids) for completion in done.values()} == {62}, "what the context leaves"

@@ -3,16 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 from small_tokenizers import small
 
+from headrace.engine import Engine, EngineConfig
 from headrace.engine.errors import EngineDead
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import EngineStats, FinishReason, Request, SamplingParams
 from headrace.engine.text import LocalTextEngine, TextCompletion, TextEngine, TextRequest
 
 TOKENIZER = small("byte_level")
@@ -93,6 +96,48 @@ def test_min_tokens_holds_for_stop_strings() -> None:
     engine, _ = scripted("a.b.c.d")
     done = one(engine, prompt="go", stop=(".",), sampling=SamplingParams(min_tokens=3))
     assert done.choices[0].text == "a.b"
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_stop_strings_are_found_across_preemptions_and_prefix_hits(tmp_path: Path, lag: int) -> None:
+    """Tokens that a tiny model draws at random; each answer stops at a piece of what it says when not stopped."""
+    vocab = len(TOKENIZER.pieces())
+    model = tiny_model.write(tmp_path, vocab_size=vocab)
+
+    def answers(
+        stops: dict[str, tuple[str, ...]], kv_tokens: int
+    ) -> tuple[dict[str, TextCompletion], EngineStats]:
+        config = EngineConfig(
+            model=model, weights="random", dtype="float32", device="cpu", block_size=16, max_slots=8, lag=lag,
+            kv_tokens=kv_tokens, max_context=128,
+        )  # fmt: skip
+        inner = Engine(config)
+        begin = list(range(2, 36))
+        requests = [
+            TextRequest(
+                str(n),
+                prompt_token_ids=[*begin, n + 40],
+                stop=stops.get(str(n), ()),
+                sampling=SamplingParams(seed=n, max_tokens=60, ignore_eos=True, min_tokens=5),
+            )
+            for n in range(12)
+        ]
+        ended = run(LocalTextEngine(inner, TOKENIZER), requests)
+        inner.check()
+        return ended, inner.stats()
+
+    free, _ = answers({}, kv_tokens=4096)
+    texts = {name: done.choices[0].text for name, done in free.items()}
+    stops = {name: (text[-12:-8], "never said") for name, text in texts.items()}
+    stopped, stats = answers(stops, kv_tokens=256)
+    assert stats.preemptions > 0
+    assert stats.prefix_hits > 0
+    for name, done in stopped.items():
+        choice = done.choices[0]
+        assert (choice.finish_reason, choice.stop_reason) == (FinishReason.STOP, stops[name][0])
+        assert choice.text == texts[name][: len(choice.text)]
+        assert choice.token_ids == free[name].choices[0].token_ids[: len(choice.token_ids)]
+        assert stops[name][0] in texts[name][len(choice.text) :][:4]
 
 
 def test_an_answer_without_its_stop_string_ends_by_itself() -> None:

@@ -16,7 +16,7 @@ from headrace.kernels.mask_logits import mask_logits, mask_logits_reference
 from headrace.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
-from headrace.kernels.sample import sample, sample_reference
+from headrace.kernels.sample import filtered_reference, sample, sample_reference
 from headrace.kernels.segment_sum import segment_sum, segment_sum_reference
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.silu_mul import silu_mul, silu_mul_reference
@@ -246,6 +246,40 @@ def test_sampling_chooses_the_reference_s_tokens(vocab: int, dtype: torch.dtype)
 
     greedy = sample(logits, arguments[0] * 0, *arguments[1:], all_greedy=True)
     assert torch.equal(greedy, logits.float().argmax(dim=-1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 3},
+        {"top_p": 0.85},
+        {"min_p": 0.2},
+        {"temperature": 1.5, "min_p": 0.02, "top_k": 4, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_sampling_draws_tokens_as_often_as_their_probability_says(options: dict[str, float]) -> None:
+    logits = torch.tensor([0.1, 1.2, 0.9, -0.4, 0.4])
+    vocab, draws = len(logits), 10_000 if ON_GPU else 40  # the interpreter takes some 50 ms a draw
+    defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    dtypes = {"top_k": torch.int32}
+    parameters = [
+        torch.full((draws,), value, dtype=dtypes.get(name, torch.float32), device=DEVICE)
+        for name, value in (defaults | options).items()
+    ]
+    seeds, positions = torch.arange(draws, device=DEVICE) // 8, torch.arange(draws, device=DEVICE) % 8
+    tokens = sample(logits.expand(draws, -1).to(DEVICE), *parameters, seeds, positions)
+    one = [parameter[:1].cpu() for parameter in parameters]
+    expected = draws * filtered_reference(logits[None], *one)[0].softmax(-1)
+    counts = torch.bincount(tokens.cpu(), minlength=vocab)
+    kept = expected > 0
+    assert not counts[~kept].any()
+    chi_square = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+    freedom = int(kept.sum()) - 1
+    assert freedom > 0
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
 
 @each_dtype
