@@ -191,7 +191,7 @@ class Watch:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._began, self._before = time.monotonic(), self._now()
+        self._began, self._before, self._machine = time.monotonic(), self._now(), psutil.cpu_times()
 
     def _now(self) -> dict[str, float]:
         return {
@@ -218,6 +218,14 @@ class Watch:
             for name, seconds in self._now().items()
         }
         return {name: round(each, 1) for name, each in spent.items()} | {"all": round(sum(spent.values()), 1)}
+
+    def machine(self) -> dict[str, float]:
+        """Shares of the machine: idle, and taken by processes that are none of ours."""
+        now = psutil.cpu_times()
+        whole = (time.monotonic() - self._began) * (psutil.cpu_count() or 1)
+        ours = sum(seconds - self._before.get(name, 0.0) for name, seconds in self._now().items())
+        idle = now.idle + now.iowait - self._machine.idle - self._machine.iowait
+        return {"idle": round(idle / whole, 3), "others": round(max(0.0, 1.0 - (idle + ours) / whole), 3)}
 
 
 class Offsets:
@@ -305,7 +313,7 @@ def run(
             watch.sample(committed=committed, **ended)
             time.sleep(SAMPLE_EVERY_S)
         seconds = watch.sample(committed=committed)
-        cpu = watch.microseconds(jobs)
+        cpu, machine = watch.microseconds(jobs), watch.machine()
         said = {child.name: child.stop() for child in children}
     finally:
         for child in children:
@@ -316,6 +324,7 @@ def run(
         "steady_jobs_per_s": _steady(watch.samples, jobs),
         "seconds": round(seconds, 1),
         "cpu_us_per_job": cpu,
+        "machine": machine,
         "us_per_job_by_thread": _each(said, "threads", jobs),
         "us_per_job_by_stage": _each(said, "stages", jobs),
         "torch": any(each["torch"] for each in said.values()),
@@ -346,6 +355,9 @@ def report(name: str, part: dict[str, Any]) -> None:
         f"\n{name}: {part['jobs_per_s']:,} jobs/s ({part['seconds']} s; steady {part['steady_jobs_per_s'] or 0:,})"
     )
     print("  CPU us a job:", "  ".join(f"{key} {value:g}" for key, value in part["cpu_us_per_job"].items()))
+    print(
+        f"  the machine:  idle {part['machine']['idle']:.0%}, others' processes {part['machine']['others']:.0%}"
+    )
     print(
         "  by thread:   ",
         "  ".join(f"{key} {value:g}" for key, value in part["us_per_job_by_thread"].items()),
