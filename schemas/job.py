@@ -303,14 +303,15 @@ class PromptJob(AsksForAForm):
 def _refuse_inside(sampling: Any) -> None:
     """Raise for the first field of a job that stands inside ``sampling`` and would be ignored there."""
     if isinstance(sampling, dict):
-        for name in PromptJob.model_fields.keys() & without_nulls(sampling).keys():
+        for name in JOB_FIELDS & without_nulls(sampling).keys():
             raise refusal(
                 ErrorCode.MISPLACED_OPTION, f"belongs beside `sampling`: write {name}", "sampling", name
             )
 
 
+JOB_FIELDS = frozenset(PromptJob.model_fields)  # once: pydantic makes it anew each time that it is asked for
 # What `requires` may name: every field of a job and every sampling option, and the batch format.
-FEATURES = frozenset(PromptJob.model_fields) | SAMPLING_OPTIONS | {"openai_batch_line"}
+FEATURES = JOB_FIELDS | SAMPLING_OPTIONS | {"openai_batch_line"}
 
 
 def parse_job(value: bytes | None, headers: Headers, source: Source) -> PromptJob:
