@@ -28,6 +28,9 @@ COMMIT_EVERY_S = 1.0
 RESUME_BELOW = (
     0.75  # of the prefetch: a pause throws away what librdkafka has fetched, so it must not flutter
 )
+# How long it is full before it pauses: with quick jobs there is room again at once, and pausing each time made it fetch
+# every record 25 times.
+FULL_FOR_S = 1.0
 SPAN_PER_PREFETCH = 8  # deliveries a slow job may hold up behind itself in its partition
 
 # A commit that a rebalance overtook: the next owner delivers those records again, and finds them finished.
@@ -100,6 +103,7 @@ class TierConsumer:
         self._released: deque[Delivery] = deque()
         self._held = self._held_bytes = 0
         self._full = False
+        self._full_since = 0.0
         self._paused: set[tuple[str, int]] = set()
         self._committed: dict[tuple[str, int], int] = {}
         self._next_commit = 0.0
@@ -155,8 +159,9 @@ class TierConsumer:
             self._wake.set()
 
     def _turn(self, consumer: Consumer) -> None:
-        first = consumer.poll(0.02 if self._held else 0.1)
-        if first is not None:
+        if self._full and not self._full_for_long:
+            time.sleep(0.002)  # there will be room in a moment
+        elif (first := consumer.poll(0.02 if self._held else 0.1)) is not None:
             self._receive([first, *consumer.consume(BATCH, 0)])
         self._note_released()
         self._pause_or_resume(consumer)
@@ -195,13 +200,23 @@ class TierConsumer:
 
     def _pause_or_resume(self, consumer: Consumer) -> None:
         limit = RESUME_BELOW if self._full else 1.0
+        if not self._full:
+            self._full_since = time.monotonic()
         self._full = self._held >= limit * self._prefetch or self._held_bytes >= limit * self._max_bytes
         wanted = {(a.topic, a.partition) for a in self.tracker.assignments if self._must_pause(a)}
         if wanted != self._paused:
             self._assert_pauses(consumer, wanted)
 
+    @property
+    def _full_for_long(self) -> bool:
+        return self._full and time.monotonic() - self._full_since >= FULL_FOR_S
+
     def _must_pause(self, assignment: Assignment) -> bool:
-        return self._full or self._holding.is_set() or assignment.span >= SPAN_PER_PREFETCH * self._prefetch
+        return (
+            self._full_for_long
+            or self._holding.is_set()
+            or assignment.span >= SPAN_PER_PREFETCH * self._prefetch
+        )
 
     def _assert_pauses(self, consumer: Consumer, wanted: set[tuple[str, int]]) -> None:
         assigned = {(a.topic, a.partition) for a in self.tracker.assignments}
