@@ -1,7 +1,6 @@
 """Between the scheduler's plans and the device: submit a step, look at its tokens later."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -96,8 +95,6 @@ class LocalExecutor:
         self.runner = runner
         self.graphs = graphs
         self.timings: list[StepTiming] | None = None
-        self._guided: deque[_Handle] = deque()
-        runner.masks.catch_up = self._catch_up
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Launch a step; on the CPU it has run when this returns."""
@@ -129,13 +126,8 @@ class LocalExecutor:
     def _handle(self, host: Sampled, done: torch.cuda.Event | None, plan: StepPlan) -> _Handle:
         handle = _Handle(host, done, self.runner.masks, plan.guided)
         if plan.guided:
-            self._guided.append(handle)
+            self.runner.masks.launched.append(handle.tokens)
         return handle
-
-    def _catch_up(self) -> None:
-        """Let the guides take in the tokens of all steps launched so far."""
-        while self._guided:
-            self._guided.popleft().tokens()
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Masks of the tokens that grammars allow, computed in threads on the host while the device runs the forward."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,12 @@ _RING = 2  # a buffer is filled while the copy of the one before may still run
 class Masks:
     """Fills the masks of a step's guided rows. Nothing is made before the first of them.
 
-    catch_up: called before a step's masks are computed; returns when every earlier step's tokens have been taken in. Set
-    by who launches steps.
+    launched: for each step with guided rows whose tokens may not have been taken in, what waits for them and does so. Filled
+    by who launches steps; all of them come before the next step's masks.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.catch_up: Callable[[], None] = lambda: None
+        self.launched: deque[Callable[[], object]] = deque()
         self._words = -(-vocab_size // 32)
         self._device = device
         self._threads: Any = None
@@ -29,7 +30,8 @@ class Masks:
 
     def fill(self, rows: Sequence[GuidedRow]) -> Tensor:
         """What each row may choose from: [M, W] int32 on the device, bit v mod 32 of word v div 32 for token v."""
-        self.catch_up()
+        while self.launched:
+            self.launched.popleft()()
         buffer = self._buffer(len(rows))
         masks = buffer.numpy()[: len(rows)]
         free = [(row.guide.matcher, line) for line, row in enumerate(rows) if _is_free(row)]

@@ -1,6 +1,8 @@
 """The engine on a tiny random model: what a caller can count on."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import tiny_model
@@ -96,6 +98,19 @@ def test_a_sequence_ends_where_the_context_ends(model):
     engine.add_many([Request("a", [3] * 30, SamplingParams(temperature=0, ignore_eos=True))])
     done = run(engine)["a"]
     assert (len(done.token_ids), done.finish_reason) == (2, FinishReason.LENGTH)
+
+
+def test_an_engine_s_memory_is_freed_when_the_last_reference_goes_not_when_cycles_are_looked_for(model):
+    engine = build(model)
+    engine.add_many([Request("a", [5, 6, 7], GREEDY)])
+    run(engine)
+    arena = weakref.ref(engine._executor.runner.kv.arena)
+    gc.disable()
+    try:
+        del engine
+        assert arena() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
