@@ -31,7 +31,7 @@ import postgres  # noqa: E402
 import psutil  # noqa: E402
 import psycopg  # noqa: E402
 import results_file  # noqa: E402
-from confluent_kafka import Consumer, Producer, TopicPartition  # noqa: E402
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition  # noqa: E402
 
 from headrace.ledger import Ledger, partitions  # noqa: E402
 from headrace.schemas import PromptJob, Sampling, Topics, encode_job, uuid7  # noqa: E402
@@ -236,7 +236,10 @@ class Offsets:
 
     def committed(self, topic: str) -> int:
         places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-        return sum(max(each.offset, 0) for each in self._consumer.committed(places, timeout=20))
+        try:
+            return sum(max(each.offset, 0) for each in self._consumer.committed(places, timeout=20))
+        except KafkaException:  # the group is so new that nobody coordinates it yet
+            return 0
 
     def end(self, topic: str) -> int:
         places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
