@@ -67,8 +67,8 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def impatient(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that soon give up."""
-    monkeypatch.setattr("headrace.cli.context.BROKER_PATIENCE_S", 1.0)
-    monkeypatch.setattr("headrace.client.outbox._PATIENCE_S", 1.0)
+    monkeypatch.setattr("headrace.cli.context.BROKER_PATIENCE_S", 2.5)
+    monkeypatch.setattr("headrace.client.outbox._PATIENCE_S", 2.5)
 
 
 def login(
