@@ -14,6 +14,7 @@ from headrace.engine.hub import resolve
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.models.config import ModelConfig
 from headrace.engine.models.decoder import Model, build_model
+from headrace.engine.numerics import BATCH_INVARIANT, FAST, Numerics
 from headrace.engine.priorities import Priorities
 from headrace.engine.request import ModelInfo
 from headrace.engine.runner import ModelRunner
@@ -43,7 +44,8 @@ def build(config: EngineConfig) -> Parts:
     device = _device(config.device)
     dtype: torch.dtype = getattr(torch, config.dtype)
     on_cuda = device.type == "cuda"
-    model = _model(config, path, device, dtype)
+    numerics = BATCH_INVARIANT if config.batch_invariant else FAST
+    model = _model(config, path, device, dtype, numerics)
     max_slots = config.max_slots or (CUDA_SLOTS if on_cuda else CPU_SLOTS)
     budget = config.max_batched_tokens or (CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS)
     num_blocks = _num_blocks(config, model, device, dtype, max_slots, budget)
@@ -55,6 +57,7 @@ def build(config: EngineConfig) -> Parts:
         max_context=max_context,
         max_batched_tokens=budget,
         prefix_cache=config.prefix_cache,
+        merge_prefixes=not config.batch_invariant,
         priorities=Priorities(config.priorities),
     )
     kv = KVCache(model.kv_specs(), num_blocks, config.block_size, dtype, device)
@@ -93,10 +96,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _model(config: EngineConfig, path: Path, device: torch.device, dtype: torch.dtype) -> Model:
+def _model(
+    config: EngineConfig, path: Path, device: torch.device, dtype: torch.dtype, numerics: Numerics
+) -> Model:
     if config.weights == "checkpoint":
-        return load_model(path, device, dtype)
-    model = build_model(ModelConfig.from_directory(path), device, dtype)
+        return load_model(path, device, dtype, numerics)
+    model = build_model(ModelConfig.from_directory(path), device, dtype, numerics)
     model.random_init(seed=0)
     return model
 

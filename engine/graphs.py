@@ -64,8 +64,9 @@ class GraphCache:
 
     def capture_all(self) -> None:
         """Capture every size, largest first."""
+        shareable = (False,) if self.runner.model.numerics.batch_invariant else (False, True)
         for size in reversed(self.sizes):
-            for shared in (False, True):
+            for shared in shareable:
                 self._captured[size, shared] = self._capture(size, shared=shared)
         if self._mixed is not None:
             self._mixed.capture_all(self._pool)

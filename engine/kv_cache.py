@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.engine.numerics import FAST, Numerics
 from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.rope_cache import rope_and_cache
@@ -57,7 +58,7 @@ class StepContext:
     slot_mapping: [T] int64, where each token's K and V go (block * block_size + offset; -1: nowhere).
     slots: [R] int32, each row's line of ``block_tables`` [S, M] int32. query_start: [R + 1] int32.
     context_lens: [R] int32, keys in all, this step's included. mean_prefill_keys: how many keys a query of a prefill
-    chunk sees on average. shared: prefixes that decode rows share, if any.
+    chunk sees on average. shared: prefixes that decode rows share, if any. numerics: the variant of attention.
     """
 
     kv: KVCache
@@ -74,6 +75,7 @@ class StepContext:
     scale: float
     mean_prefill_keys: float = 0.0
     shared: SharedPrefixes | None = None
+    numerics: Numerics = FAST
 
     def attend(
         self,
@@ -92,7 +94,8 @@ class StepContext:
             self.num_heads, self.num_kv_heads, q_norm=q_norm, k_norm=k_norm, eps=eps,
         )  # fmt: skip
         out = torch.empty_like(q)
-        n = self.num_decodes
+        invariant = self.numerics.batch_invariant
+        n = 0 if invariant else self.num_decodes  # a decode is then a prefill of one token
         if n:
             decode_attention(
                 q[:n], k_cache, v_cache, self.block_tables, self.slots[:n], self.context_lens[:n],
@@ -101,6 +104,6 @@ class StepContext:
         if len(self.slots) > n:
             prefill_attention(
                 q[n:], k_cache, v_cache, self.block_tables, self.slots[n:], self.query_start[n:] - n,
-                self.context_lens[n:], self.scale, self.mean_prefill_keys, out=out[n:],
+                self.context_lens[n:], self.scale, self.mean_prefill_keys, out=out[n:], batch_invariant=invariant,
             )  # fmt: skip
         return out.flatten(1)

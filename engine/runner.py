@@ -160,6 +160,7 @@ class ModelRunner:
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
             shared=shared,
+            numerics=self.model.numerics,
         )
         return self.model.forward(ids, positions, context)
 

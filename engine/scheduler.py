@@ -66,6 +66,7 @@ class Scheduler:
         max_context: int,
         max_batched_tokens: int,
         prefix_cache: bool = True,
+        merge_prefixes: bool = True,
         priorities: Priorities | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,7 +81,8 @@ class Scheduler:
         self._waiting = WaitingQueue(PLANNED)
         self._by_id: dict[str, Sequence] = {}
         self._leavers: dict[tuple[int, int], Sequence] = {}
-        self._layout = StepLayout(self.slots, Sharers(self.slots, self.pool) if prefix_cache else None)
+        merging = prefix_cache and merge_prefixes
+        self._layout = StepLayout(self.slots, Sharers(self.slots, self.pool) if merging else None)
         self._ended = StepOutput()
         self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated = 0

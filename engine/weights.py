@@ -11,15 +11,18 @@ from torch import Tensor
 from headrace.engine.errors import BadCheckpoint
 from headrace.engine.models.config import ModelConfig
 from headrace.engine.models.decoder import Model, build_model
+from headrace.engine.numerics import FAST, Numerics
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def load_model(path: str | Path, device: torch.device | str, dtype: torch.dtype) -> Model:
+def load_model(
+    path: str | Path, device: torch.device | str, dtype: torch.dtype, numerics: Numerics = FAST
+) -> Model:
     """Build the model of a directory and fill it. Raises ModelNotFound, BadCheckpoint or UnsupportedModel."""
     path = Path(path)
-    model = build_model(ModelConfig.from_directory(path), device, dtype)
+    model = build_model(ModelConfig.from_directory(path), device, dtype, numerics)
     model.load(iterate_safetensors(path))
     return model
 

@@ -106,6 +106,11 @@ class Settings(BaseSettings):
     max_slots: int | None = Field(None, gt=0, description="sequences that run at once")
     max_batched_tokens: int | None = Field(None, gt=0, description="tokens of one engine step")
 
+    batch_invariant: bool = Field(
+        False,
+        description="the same bits of every answer, whatever else the engine computes beside it; slower",
+    )
+
     chat_template: Path | None = Field(
         None, description="a file with a chat template (Jinja) in place of the model's own"
     )

@@ -112,6 +112,7 @@ def _prefill_attention_kernel(
     BLOCK_D: tl.constexpr,  # D, rounded up to a power of two
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BATCH_INVARIANT: tl.constexpr,
 ):
     """One program covers one key head and TOKENS query tokens of one row: BLOCK_M rows of (token, head) pairs.
 
@@ -155,6 +156,9 @@ def _prefill_attention_kernel(
     first_position = context - query_len + first_token
     key_end = tl.minimum(first_position + TOKENS, context)
     unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N
+    if BATCH_INVARIANT:
+        # Which keys need no mask depends on the queries of the tile: here all go through the same loop.
+        unmasked_end = 0
 
     accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -171,6 +175,8 @@ def _prefill_attention_kernel(
             block_stride, scale_log2, True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
         )  # fmt: skip
 
+    if BATCH_INVARIANT:
+        total = tl.where(total == 0, 1.0, total)  # padding, which has no keys
     out = (accumulated / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token_rows * out_stride + offsets, out, mask=mask)
 
@@ -205,11 +211,15 @@ def prefill_attention(
     scale: float,
     mean_keys: float = 0.0,
     out: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """Attend from every query token to the keys at or before its position. Shapes as in the module's docstring.
 
     block_tables: [S, M] int32. slots, context_lens: [R] int32. query_start: [R + 1] int32. mean_keys: how
-    many keys a query sees on average; it chooses the kernel. Returns out [T, Hq, D], made if not given.
+    many keys a query sees on average; it chooses the kernel. batch_invariant: a query's bits depend on its position
+    and its keys alone: not on the queries beside it, nor on how many of the keys are its own row's of this step; rows
+    without keys get zeros. Returns out [T, Hq, D], made if not given.
     """
     check(
         q.dim() == 3 and q.shape[1] % k_cache.shape[1] == 0, "q must be [T, Hq, D] with Hq a multiple of Hkv"
@@ -220,16 +230,15 @@ def prefill_attention(
     )
     out = torch.empty_like(q) if out is None else out
     if not use_triton(q):
-        return _prefill_attention_cpu(
-            q, k_cache, v_cache, block_tables, slots, query_start, context_lens, scale, out
-        )
+        attend = _one_query_at_a_time if batch_invariant else _prefill_attention_cpu
+        return attend(q, k_cache, v_cache, block_tables, slots, query_start, context_lens, scale, out)
     tokens, num_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     check(q[:1].is_contiguous() and out[:1].is_contiguous(), "a token of q and out must be contiguous")
     check(k_cache[0].is_contiguous() and k_cache.stride() == v_cache.stride(), "the caches must match")
     if tokens == 0:
         return out
-    if mean_keys >= _LONG and suits(q, k_cache):
+    if mean_keys >= _LONG and not batch_invariant and suits(q, k_cache):
         return prefill_hopper(q, k_cache, v_cache, block_tables, slots, query_start, context_lens, scale, out)
     tile = _tile(q.itemsize)
     group = num_heads // kv_heads
@@ -238,7 +247,8 @@ def prefill_attention(
         q, k_cache, v_cache, block_tables, slots, query_start, context_lens, out,
         q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), len(slots), scale * _LOG2_E,
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_M=tile.pairs, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **LAUNCH_OPTIONS,
+        BLOCK_M=tile.pairs, BLOCK_N=tile.keys, BATCH_INVARIANT=batch_invariant, num_warps=tile.warps,
+        num_stages=tile.stages, maxnreg=tile.registers, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return out
 
@@ -277,6 +287,32 @@ def _prefill_attention_cpu(
             enable_gqa=True,
         )
         out[first:end] = attended[0].transpose(0, 1)
+    return out
+
+
+def _one_query_at_a_time(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    query_start: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor,
+) -> Tensor:
+    """Two products a query, in fp32, whose shapes follow from its position alone."""
+    kv_heads, block_size, head_dim = k_cache.shape[1:]
+    bounds = query_start.tolist()
+    rows = zip(bounds[:-1], bounds[1:], slots.tolist(), context_lens.tolist(), strict=True)
+    for first, end, slot, context in rows:
+        blocks = block_tables[slot : slot + 1, : -(-context // block_size)]
+        k, v = gather_pages(k_cache, blocks)[0].float(), gather_pages(v_cache, blocks)[0].float()
+        queries = (q[first:end].float() * scale).view(end - first, kv_heads, -1, head_dim)
+        for token, query in enumerate(queries):
+            keys = context - (end - first) + token + 1
+            weights = (query @ k[:, :keys].transpose(1, 2)).softmax(dim=-1)
+            out[first + token] = (weights @ v[:, :keys]).view(-1, head_dim)
     return out
 
 

@@ -37,12 +37,15 @@ def _silu_mul_kernel(
     tl.store(y_ptr + row * intermediate + columns, (silu * up.to(tl.float32)).to(gate.dtype), mask=mask)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for gate_up [T, 2I] (rows may be strided). Returns [T, I]."""
+def silu_mul(gate_up: Tensor, *, batch_invariant: bool = False) -> Tensor:
+    """silu(gate) * up for gate_up [T, 2I] (rows may be strided). Returns [T, I].
+
+    batch_invariant: a row's bits do not depend on the number of rows; on a GPU they never do.
+    """
     check(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, "gate_up must be [T, 2I]")
     check(gate_up.stride(-1) == 1, "gate_up must be contiguous along its last dimension")
     if not use_triton(gate_up):
-        return silu_mul_reference(gate_up)
+        return _silu_mul_row_by_row(gate_up) if batch_invariant else silu_mul_reference(gate_up)
     tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((tokens, intermediate), dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
@@ -51,6 +54,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         _silu_mul_kernel[grid](
             gate_up, y, gate_up.stride(0), intermediate, BLOCK=block, num_warps=4, **LAUNCH_OPTIONS
         )
+    return y
+
+
+def _silu_mul_row_by_row(gate_up: Tensor) -> Tensor:
+    """Torch's exponential of what fills a vector differs in the last bit from that of what is left over at the end of a
+    thread's share, and where the shares end depends on the number of rows."""
+    y = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    for row, out in zip(gate_up.split(1), y.split(1), strict=True):
+        out.copy_(silu_mul_reference(row))
     return y
 
 

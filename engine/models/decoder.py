@@ -7,7 +7,6 @@ waits for the device or looks at a value, so that a forward can be captured as a
 from collections.abc import Iterable, Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.engine.errors import BadCheckpoint
@@ -15,14 +14,16 @@ from headrace.engine.kv_cache import KVSpec, StepContext
 from headrace.engine.models.config import ModelConfig
 from headrace.engine.models.layers import Embedding, Linear, Named
 from headrace.engine.models.rope import cos_sin_table
+from headrace.engine.numerics import FAST, Numerics
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
-from headrace.kernels.silu_mul import silu_mul
 
 
 class Attention:
     """Grouped-query attention with rotary positions; q and k are normalised per head where the family does so."""
 
-    def __init__(self, config: ModelConfig, layer: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, device: torch.device, dtype: torch.dtype, numerics: Numerics
+    ) -> None:
         name = f"model.layers.{layer}.self_attn"
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.name, self.layer, self.eps = name, layer, config.rms_norm_eps
@@ -32,8 +33,9 @@ class Attention:
             device,
             dtype,
             config.qkv_bias,
+            numerics,
         )
-        self.out = Linear(q, {f"{name}.o_proj": config.hidden_size}, device, dtype, config.o_bias)
+        self.out = Linear(q, {f"{name}.o_proj": config.hidden_size}, device, dtype, config.o_bias, numerics)
         self.q_norm = torch.ones(config.head_dim, device=device, dtype=dtype) if config.qk_norm else None
         self.k_norm = torch.ones(config.head_dim, device=device, dtype=dtype) if config.qk_norm else None
 
@@ -54,20 +56,26 @@ class Attention:
 class FeedForward:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, layer: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, device: torch.device, dtype: torch.dtype, numerics: Numerics
+    ) -> None:
         name, width = f"model.layers.{layer}.mlp", config.intermediate_size
+        self.numerics = numerics
         self.gate_up = Linear(
             config.hidden_size,
             {f"{name}.gate_proj": width, f"{name}.up_proj": width},
             device,
             dtype,
             config.mlp_bias,
+            numerics,
         )
-        self.down = Linear(width, {f"{name}.down_proj": config.hidden_size}, device, dtype, config.mlp_bias)
+        self.down = Linear(
+            width, {f"{name}.down_proj": config.hidden_size}, device, dtype, config.mlp_bias, numerics
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""
-        return self.down.apply(silu_mul(self.gate_up.apply(x)))
+        return self.down.apply(self.numerics.silu_mul(self.gate_up.apply(x)))
 
     def destinations(self) -> Named:
         yield from self.gate_up.destinations()
@@ -77,10 +85,12 @@ class FeedForward:
 class Layer:
     """Attention, then feed-forward, each behind a norm."""
 
-    def __init__(self, config: ModelConfig, layer: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, device: torch.device, dtype: torch.dtype, numerics: Numerics
+    ) -> None:
         self.name = f"model.layers.{layer}"
-        self.attention = Attention(config, layer, device, dtype)
-        self.feed_forward = FeedForward(config, layer, device, dtype)
+        self.attention = Attention(config, layer, device, dtype, numerics)
+        self.feed_forward = FeedForward(config, layer, device, dtype, numerics)
         self.input_norm = torch.ones(config.hidden_size, device=device, dtype=dtype)
         self.post_norm = torch.ones_like(self.input_norm)
 
@@ -94,10 +104,13 @@ class Layer:
 class Model:
     """A decoder's weights and its forward. Weights are uninitialised until ``load`` or ``random_init``."""
 
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, numerics: Numerics = FAST
+    ) -> None:
         self.config = config
+        self.numerics = numerics
         self.embedding = Embedding(config.vocab_size, config.hidden_size, "model.embed_tokens", device, dtype)
-        self.layers = [Layer(config, layer, device, dtype) for layer in range(config.num_layers)]
+        self.layers = [Layer(config, layer, device, dtype, numerics) for layer in range(config.num_layers)]
         self.norm = torch.ones(config.hidden_size, device=device, dtype=dtype)
         self.head = (
             self.embedding
@@ -127,7 +140,7 @@ class Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[K, H] -> [K, V], in the model's dtype."""
-        return F.linear(hidden, self.head.weight)
+        return self.numerics.linear(hidden, self.head.weight, None)
 
     @torch.inference_mode()
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -170,9 +183,11 @@ class Model:
         )
 
 
-def build_model(config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> Model:
+def build_model(
+    config: ModelConfig, device: torch.device | str, dtype: torch.dtype, numerics: Numerics = FAST
+) -> Model:
     """An empty model: call ``load`` or ``random_init`` next."""
-    return Model(config, torch.device(device), dtype)
+    return Model(config, torch.device(device), dtype, numerics)
 
 
 def _fill(destination: Tensor, tensor: Tensor, name: str) -> None:

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.engine.numerics import FAST, Numerics
+
 Named = Iterator[tuple[str, Tensor]]
 
 
@@ -24,13 +26,20 @@ class PlainWeights:
     """A matrix in the model's own dtype."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, device: torch.device, dtype: torch.dtype
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        device: torch.device,
+        dtype: torch.dtype,
+        numerics: Numerics = FAST,
     ) -> None:
+        self.numerics = numerics
         self.weight = torch.empty(out_features, in_features, device=device, dtype=dtype)
         self.bias = torch.empty(out_features, device=device, dtype=dtype) if bias else None
 
     def apply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self.numerics.linear(x, self.weight, self.bias)
 
     def tensors(self) -> Mapping[str, Tensor]:
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
@@ -46,10 +55,11 @@ class Linear:
         device: torch.device,
         dtype: torch.dtype,
         bias: bool = False,
+        numerics: Numerics = FAST,
         scheme: Callable[..., WeightScheme] = PlainWeights,
     ) -> None:
         self.parts = parts
-        self.scheme = scheme(in_features, sum(parts.values()), bias, device, dtype)
+        self.scheme = scheme(in_features, sum(parts.values()), bias, device, dtype, numerics)
 
     def apply(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""

@@ -24,6 +24,7 @@ def engine_config(settings: "Settings") -> "EngineConfig":
         max_slots=settings.max_slots,
         max_batched_tokens=settings.max_batched_tokens,
         max_context=settings.max_context,
+        batch_invariant=settings.batch_invariant,
         chat_template=None if settings.chat_template is None else str(settings.chat_template),
         tool_form=settings.tool_form,
     )

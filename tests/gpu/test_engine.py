@@ -108,6 +108,36 @@ def test_tokens_are_those_of_the_cpu_with_and_without_graphs_overlap_and_preempt
     assert equal >= len(reference) - 1, f"only {equal} of {len(reference)} agree"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_batch_invariant_bits_of_a_run_alone_are_those_in_company_however_it_is_cut(model, dtype):
+    def told(requests, together, **options):
+        engine = Engine(
+            EngineConfig(
+                model=model, device="cuda", dtype=dtype, max_slots=64, batch_invariant=True, **options
+            )
+        )
+        done = {}
+        for batch in [requests] if together else [[request] for request in requests]:
+            engine.add_many(batch)
+            while engine.has_work:
+                for c in engine.step().completions:
+                    logprobs = c.logprobs
+                    done[c.id] = c.token_ids, logprobs and (logprobs.chosen.tobytes(), logprobs.top.tobytes())
+        return done, engine.stats()
+
+    alone, _ = told(requests(), together=False, kv_tokens=32768, prefix_cache=False)
+    ample, scarce = {"kv_tokens": 32768}, {"kv_tokens": 1024, "max_batched_tokens": 97}
+    for options in (
+        {"lag": 0} | ample,
+        {"lag": 1} | scarce,
+        {"lag": 1, "cuda_graphs": False} | scarce,
+        {"lag": 2, "mixed_graphs": True} | scarce,
+    ):
+        company, stats = told(requests(), together=True, **options)
+        assert company == alone, options
+        assert (stats.preemptions > 0) == (options["kv_tokens"] == 1024)
+
+
 def looks():
     """Prompts of 1 to 400 tokens that are scored from some place on, or pooled."""
     rng, out = random.Random(2), []
@@ -146,10 +176,15 @@ def test_what_is_read_off_prompts_is_that_of_the_cpu_beside_prompts_that_are_ans
             np.testing.assert_allclose(cuda.prompt_logprobs.top, cpu.prompt_logprobs.top, atol=1e-3)
 
 
-def test_nothing_compiles_after_ready(model):
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_nothing_compiles_after_ready(model, batch_invariant):
     import triton
 
-    engine = Engine(EngineConfig(model=model, device="cuda", dtype="bfloat16", kv_tokens=32768, max_slots=64))
+    engine = Engine(
+        EngineConfig(
+            model=model, device="cuda", dtype="bfloat16", kv_tokens=32768, max_slots=64, batch_invariant=batch_invariant
+        )
+    )  # fmt: skip
     compiled = []
     triton.knobs.runtime.jit_post_compile_hook = lambda *args, **kwargs: compiled.append(kwargs["fn"].name)
     try:

@@ -13,6 +13,7 @@ from headrace.kernels.dispatch import INTERPRETED
 from headrace.kernels.edit_logits import edit_logits, edit_logits_reference
 from headrace.kernels.logprobs import logprobs, logprobs_reference
 from headrace.kernels.mask_logits import mask_logits, mask_logits_reference
+from headrace.kernels.matmul import matmul, matmul_reference
 from headrace.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
@@ -39,6 +40,14 @@ HEADS = [(9, 3, 64), (4, 4, 96), (8, 2, 128), (8, 1, 64), (10, 2, 128)]
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape).to(dtype).to(DEVICE)
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    """Equal bit for bit on a GPU; nearly so in the interpreter, where numpy's products depend on a row's place in a tile."""
+    if ON_GPU:
+        assert torch.equal(actual, expected)
+    else:
+        assert_near(actual, expected)
 
 
 @each_dtype
@@ -117,6 +126,34 @@ def test_rope_and_cache_agrees_with_its_reference(
     assert torch.equal(v_cache.float(), v_expected)
 
 
+# Rows, inputs, outputs: one of each tile's edges, sizes that are no multiples of a tile, a head's many outputs.
+PRODUCTS = [(1, 64, 96), (3, 576, 960), (33, 100, 33), (64, 130, 129), (130, 256, 64)]
+
+
+@each_dtype
+@pytest.mark.parametrize(("tokens", "in_features", "out_features"), PRODUCTS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_matmul_agrees_with_its_reference(
+    tokens: int, in_features: int, out_features: int, biased: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x = randn(tokens, in_features, dtype=dtype)
+    weight = (torch.randn(out_features, in_features) / in_features**0.5).to(dtype).to(DEVICE)
+    bias = randn(out_features, dtype=dtype) if biased else None
+    expected = matmul_reference(x.float(), weight.float(), bias.float() if bias is not None else None)
+    assert_near(matmul(x, weight, bias), expected)
+    assert_near(matmul(strided_rows(x), weight, bias), expected)
+
+
+@each_dtype
+def test_a_row_s_matmul_depends_neither_on_its_place_nor_on_other_rows(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = randn(150, 200, dtype=dtype), (torch.randn(140, 200) / 200**0.5).to(dtype).to(DEVICE)
+    together = matmul(x, weight)
+    for start, end in ((0, 1), (149, 150), (7, 90), (20, 21)):
+        assert_same_bits(matmul(x[start:end], weight), together[start:end])
+
+
 # (query tokens, keys in all): one token, a block's edges, a tile's edges, a chunk after cached keys, an empty row.
 PREFILLS = {
     "one token": [(1, 1)],
@@ -141,6 +178,34 @@ def test_prefill_attention_agrees_with_its_reference(
     out = torch.full_like(rows.q, float("nan"))
     prefill_attention(*rows.prefill_arguments(), mean_keys, out=out)
     assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
+
+
+# Both edges of a tile of keys and of a tile of queries lie among the chunks' ends.
+@each_dtype
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 96), (8, 2, 128)], ids=str)
+def test_batch_invariant_prefill_gives_a_query_the_same_bits_in_any_chunks(
+    heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    length = 2000 if ON_GPU else 150
+    rows = paged_rows([(length, length), (0, 0)], heads, dtype=dtype, device=DEVICE)
+    whole = prefill_attention(*rows.prefill_arguments(), LONG, batch_invariant=True)
+    assert_near(whole, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
+    for start, end in ((0, 1), (0, 31), (31, 32), (64, 65), (65, 149), (100, length), (length - 1, length)):
+        part = prefill_attention(
+            rows.q[start:end], rows.k_cache, rows.v_cache, rows.block_tables, rows.slots[:1],
+            torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE),
+            torch.tensor([end], dtype=torch.int32, device=DEVICE), rows.scale, batch_invariant=True,
+        )  # fmt: skip
+        assert_same_bits(part, whole[start:end])
+
+
+@each_dtype
+def test_batch_invariant_prefill_gives_a_row_without_keys_zeros(dtype: torch.dtype) -> None:
+    rows = paged_rows([(1, 40), (1, 0), (1, 7)], (8, 2, 64), dtype=dtype, device=DEVICE)
+    rows.slots[1] = -1  # as padding rows of a captured graph have it
+    out = torch.full_like(rows.q, float("nan"))
+    prefill_attention(*rows.prefill_arguments(), out=out, batch_invariant=True)
+    assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
 
 
 @on_gpu_only

@@ -9,6 +9,7 @@ from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.edit_logits import edit_logits
 from headrace.kernels.logprobs import logprobs
 from headrace.kernels.mask_logits import mask_logits
+from headrace.kernels.matmul import matmul
 from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.prefill_hopper import prefill_hopper
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
@@ -60,6 +61,19 @@ def test_prefill_attention_compiles_to_hopper_s_matrix_products(
         prefill_attention(*rows.prefill_arguments())
     assert len(compiled) == 1
     assert "wgmma" in compiled[0].asm["ptx"]
+
+
+def test_batch_invariant_products_and_attention_compile_to_hopper_s_matrix_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = torch.ones(1, 576, dtype=BF16), torch.ones(960, 576, dtype=BF16)
+    rows = paged_rows([(70, 100), (5, 5)], (9, 3, 64), dtype=BF16)
+    with compiled_not_run(monkeypatch) as compiled:
+        matmul(x, weight)
+        matmul(x, weight, weight[:, 0].contiguous())
+        prefill_attention(*rows.prefill_arguments(), 1e6, batch_invariant=True)
+    assert len(compiled) == 3
+    assert all("wgmma" in kernel.asm["ptx"] for kernel in compiled)
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
     "operations",
     [
         "norm or silu or rope or step or sums",
+        "matmul",
         "prefill or blocks",
         "decode",
         "sampling or filters",
