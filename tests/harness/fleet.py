@@ -90,7 +90,7 @@ class Fleet:
         return self.line.start_process(role="recorder", crash=crash, ledger=self.ledger)
 
     def leave(self, worker: Process) -> None:
-        """One worker less, in good order; one that has only just been started is given time to listen."""
+        """One worker less, in good order; one that has only just been started is given time to begin."""
         self.wait(lambda: self.count(KNOWN, name_of(worker)), "the worker has signed on")
         self.workers.remove(worker)
         worker.send_signal(signal.SIGTERM)

@@ -163,9 +163,12 @@ class Pipeline:
             "ledger": dict(ledger or {}),
             "config": config,
         }
+        # A SIGTERM that comes before the child listens for it waits until it does.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(told)], env={**os.environ, "PYTHONPATH": _root()}
         )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.processes.append(process)
         return process
 
@@ -330,6 +333,7 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     topics = Topics(prefix=told["prefix"])
     crash_points.arm(told["crash"])
     if told["role"] == "recorder":
