@@ -225,7 +225,10 @@ class Watch:
         whole = (time.monotonic() - self._began) * (psutil.cpu_count() or 1)
         ours = sum(seconds - self._before.get(name, 0.0) for name, seconds in self._now().items())
         idle = now.idle + now.iowait - self._machine.idle - self._machine.iowait
-        return {"idle": round(idle / whole, 3), "others": round(max(0.0, 1.0 - (idle + ours) / whole), 3)}
+        return {
+            "idle": round(max(0.0, idle / whole), 3),
+            "others": round(max(0.0, 1.0 - (idle + ours) / whole), 3),
+        }
 
 
 class Offsets:
