@@ -169,8 +169,8 @@ def _call(value: Any, arguments: str, offered: Collection[str]) -> Call | None:
             if isinstance(given, str):  # some models write the JSON of JSON
                 inner, end = _json_at(given, 0)
                 given = inner if end == len(given) else None
-            if isinstance(given, dict):
-                return Call(name, json.dumps(given, ensure_ascii=False))
+            if isinstance(given, dict) and (text := _as_text(given)):
+                return Call(name, text)
     return None
 
 
@@ -181,6 +181,14 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
         return _JSON.raw_decode(text, start)
     except (ValueError, RecursionError):
         return None, start
+
+
+def _as_text(arguments: dict[str, Any]) -> str:
+    """A call's arguments as JSON; empty for what is nested so deep that it could just be read."""
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except RecursionError:
+        return ""
 
 
 def _skip_space(text: str, at: int) -> int:

@@ -1,6 +1,7 @@
 """Tool calls in the forms of three families: what is one is read, what is none stays as it was written."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -86,6 +87,15 @@ def test_a_call_that_was_cut_short_stays_text(name: str, cut: int) -> None:
 def test_what_is_no_json_for_others_is_no_call(name: str, value: str) -> None:
     text = write(name, [("weather", {"x": "VALUE"})]).replace('"VALUE"', value)
     assert read(name, text) == (text, [])
+
+
+@names
+def test_arguments_of_any_depth_are_calls_or_text(name: str) -> None:
+    deepest = sys.getrecursionlimit()
+    for depth in range(deepest - 200, deepest):
+        text = write(name, [("weather", {"x": "VALUE"})]).replace('"VALUE"', "[" * depth + "]" * depth)
+        said, calls = FORMS[name].read(text, OFFERED)
+        assert calls or said == text
 
 
 def test_words_around_hermes_calls_are_kept() -> None:
