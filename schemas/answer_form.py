@@ -3,6 +3,7 @@
 ``AnswerForm`` is what all of them come to.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -12,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from headrace.schemas.errors import ErrorCode
 from headrace.schemas.options import refusal, without_nulls
-from headrace.schemas.sampling import Text
+from headrace.schemas.sampling import Text, check_unicode
 
 MAX_FORM_CHARS = 128 * 1024
 MAX_FORM_CHOICES = 1024
@@ -36,8 +37,10 @@ ANY_OBJECT = {"type": "object"}
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    if len(orjson.dumps(schema)) > MAX_FORM_CHARS:
+    text = json.dumps(schema, ensure_ascii=False)
+    if len(text) > MAX_FORM_CHARS:
         raise refusal(ErrorCode.INVALID_VALUE, f"must have at most {MAX_FORM_CHARS:,} characters as JSON")
+    check_unicode(text)
     return schema
 
 

@@ -18,7 +18,8 @@ MAX_LOGPROBS = 20
 INT64 = 2**63
 
 
-def _check_unicode(text: str) -> str:
+def check_unicode(text: str) -> str:
+    """The text, if it can be encoded; raises for one that holds a lone surrogate."""
     if not is_unicode(text):
         raise refusal(
             ErrorCode.INVALID_TEXT, "holds a lone surrogate, which is no character; send valid Unicode"
@@ -27,7 +28,7 @@ def _check_unicode(text: str) -> str:
 
 
 # A description says what is allowed; an error message is the field's path, "must be" and that.
-Text = Annotated[str, AfterValidator(_check_unicode)]
+Text = Annotated[str, AfterValidator(check_unicode)]
 TokenId = Annotated[
     int, Field(ge=0, lt=2**31, description=f"a whole number from 0 to {2**31 - 1:,}: a token id of the model")
 ]
@@ -52,7 +53,13 @@ def _check_bias(bias: Any) -> Any:
     if len(bias) > MAX_LISTED:
         raise refusal(ErrorCode.INVALID_VALUE, f"must have at most {MAX_LISTED:,} entries")
     for token, value in bias.items():
-        if not (isinstance(token, str) and token.isascii() and token.isdigit() and int(token[:11]) < 2**31):
+        if not (
+            isinstance(token, str)
+            and token.isascii()
+            and token.isdigit()
+            and len(token) <= 10
+            and int(token) < 2**31
+        ):
             raise refusal(ErrorCode.INVALID_VALUE, "must have token ids for names, as strings")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise refusal(ErrorCode.INVALID_TYPE, "must have numbers from -100 to 100 for values")

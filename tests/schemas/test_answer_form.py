@@ -1,5 +1,6 @@
 """The form of an answer on the wire: one meaning, whichever of its names a producer uses."""
 
+import json
 from typing import Any
 
 import orjson
@@ -134,3 +135,15 @@ def test_a_form_beside_tools_is_refused_unless_they_may_not_be_called() -> None:
         line(guided_regex="a", tools=[TOOL])
     assert (refused.value.code, refused.value.param) == (ErrorCode.UNSUPPORTED_OPTION, "body.guided_regex")
     assert line(guided_regex="a", tools=[TOOL], tool_choice="none").answer_form is not None
+
+
+@pytest.mark.parametrize(
+    "place", ["response_format.json_schema.schema", "structured_outputs.json", "guided_json"]
+)
+def test_half_a_character_in_a_schema_is_no_text(place: str) -> None:
+    value: object = {"enum": ["\ud800"]}
+    for name in reversed(place.split(".")):
+        value = {name: value} | ({"type": "json_schema"} if name == "json_schema" else {})
+    with pytest.raises(InvalidJob) as refused:
+        parse_job(json.dumps({"prompt": "x", **value}).encode(), None, SOURCE)
+    assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_TEXT, place)

@@ -168,6 +168,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], ErrorCode, str]] = [
     ({"logit_bias": [1]}, ErrorCode.INVALID_TYPE, "logit_bias"),
     ({"logit_bias": {"word": 1}}, ErrorCode.INVALID_VALUE, "logit_bias"),
     ({"logit_bias": {"9" * 5000: 1}}, ErrorCode.INVALID_VALUE, "logit_bias"),
+    ({"logit_bias": {"0" * 5000: 1}}, ErrorCode.INVALID_VALUE, "logit_bias"),
     ({"logit_bias": {"5": "1"}}, ErrorCode.INVALID_TYPE, "logit_bias"),
     ({"logit_bias": {"5": 101}}, ErrorCode.INVALID_VALUE, "logit_bias"),
     ({"logit_bias": {str(n): 1 for n in range(1025)}}, ErrorCode.INVALID_VALUE, "logit_bias"),
