@@ -63,7 +63,7 @@ class Grammars:
         self._load = load or load_vocabulary
         self._limit_s = limit_s
         self._max_cached = max_cached
-        self._cache: OrderedDict[tuple[str, str, bool], Future[CompiledGrammar]] = OrderedDict()
+        self._cache: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._waiting: list[tuple[Sequence, Future[CompiledGrammar]]] = []
         self._threads: ThreadPoolExecutor | None = None
         self._vocabulary: Vocabulary | None = None
@@ -124,7 +124,7 @@ class Grammars:
         return None
 
     def _compiled(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        key = (grammar.kind, grammar.source, grammar.lenient)
+        key = grammar.named("")  # whichever field it came from
         if key not in self._cache:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(_THREADS, "grammar")
@@ -167,8 +167,8 @@ def _refusal(error: BaseException, grammar: Grammar, limit_s: float) -> InvalidR
         code = "grammar_too_complex"
     elif isinstance(error, EngineError):
         problem, code = f"cannot be used with this model: {error}", "unsupported_option"
-    else:
-        raise error
+    else:  # what llguidance does not foresee, a panic for one, is no reason to end the engine
+        problem, code = f"cannot be compiled: {type(error).__name__}", "invalid_grammar"
     return InvalidRequest(f"{grammar.param} {problem}", param=grammar.param, code=code)
 
 

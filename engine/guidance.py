@@ -10,6 +10,7 @@ import llguidance
 from headrace.engine.grammar import JSON_FORM, Grammar, GrammarKind
 
 MAX_MESSAGE_CHARS = 300
+_NOTHING_FITS = "NoExtensionBias"  # llguidance's word for a mask without tokens
 
 
 class BadGrammar(Exception):
@@ -27,7 +28,8 @@ def compile_matcher(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llgu
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise BadGrammar(_short(matcher.get_error()))
+        message = matcher.get_error()
+        raise BadGrammar("no answer can have this form" if _NOTHING_FITS in message else _short(message))
     if matcher.is_stopped():
         raise BadGrammar("it allows no answer but an empty one")
     return matcher

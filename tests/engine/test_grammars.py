@@ -239,6 +239,19 @@ def test_the_model_chooses_also_where_its_choice_just_fits(guided: Guided) -> No
     assert len({guided.text(done) for done in ended}) == 5
 
 
+def test_an_answer_without_room_goes_back_to_where_it_was_complete(guided: Guided) -> None:
+    form = Grammar.regex("[a-z]{20}( b{60})?")
+    options = {"ignore_eos": True, "seed": 5, "logprobs": 0}
+    short, long = guided.run([guided.ask(form, max_tokens=most, **options) for most in (40, 120)])
+    assert len(guided.text(long)) == 81
+    assert guided.text(short) == guided.text(long)[:20], (
+        "and not to a place before, to be completed otherwise"
+    )
+    assert short.finish_reason is FinishReason.LENGTH
+    assert short.logprobs is not None
+    assert len(short.logprobs.chosen) == len(short.token_ids)
+
+
 def test_an_answer_ends_with_its_grammar_and_waits_for_no_end_token(guided: Guided) -> None:
     done, longer, endless = guided.run(
         [
@@ -277,6 +290,29 @@ def test_a_bad_grammar_fails_alone(guided: Guided) -> None:
         assert done.token_ids == []
     for done in ended[1::2]:
         jsonschema.validate(json.loads(guided.text(done)), PERSON)
+
+
+def test_a_form_that_nothing_has_is_refused_in_words(guided: Guided) -> None:
+    for grammar in (Grammar.regex(r"[^\s\S]"), BAD["endless"]):
+        (done,) = guided.run([guided.ask(grammar)])
+        assert done.error is not None
+        assert done.error.message == "grammar cannot be compiled: no answer can have this form"
+
+
+def test_what_the_compiler_does_not_foresee_fails_its_request_alone(guided: Guided) -> None:
+    class Panic(BaseException):
+        """Not an Exception, as panics of Rust are not."""
+
+    def panic(grammar: Grammar) -> Any:
+        raise Panic
+
+    compile_, guided.grammars._compile = guided.grammars._compile, panic
+    (done,) = guided.run([guided.ask(Grammar.choice(["a"]))])
+    assert done.error is not None
+    assert (done.error.code, done.error.message) == ("invalid_grammar", "grammar cannot be compiled: Panic")
+    guided.grammars._compile = compile_
+    (after,) = guided.run([guided.ask(Grammar.choice(["b"]))])
+    assert guided.text(after) == "b"
 
 
 def test_a_grammar_that_would_take_for_ever_fails_alone_in_its_time(guided: Guided) -> None:
@@ -350,6 +386,14 @@ def test_equal_grammars_are_compiled_once_and_only_so_many_are_kept(guided: Guid
     assert len(guided.grammars._cache) == 4
     guided.run([guided.ask(Grammar.choice(["x8"])), guided.ask(Grammar.choice(["0"]))])
     assert len(compiled) == 3 + 9 + 1
+
+
+def test_a_form_behind_a_thought_is_another_grammar(guided: Guided) -> None:
+    form = Grammar.choice(["yes"])
+    behind = replace(form, before='before: "hm "')
+    ended = guided.run([guided.ask(grammar) for grammar in (form, behind, form.named("other"))])
+    assert [guided.text(done) for done in ended] == ["yes", "hm yes", "yes"]
+    assert len(guided.grammars._cache) == 2
 
 
 def test_nothing_is_made_for_requests_without_a_grammar(guided: Guided) -> None:
