@@ -1,12 +1,13 @@
 """How often company changes a token: each request alone, and the same requests among many others.
 
     python bench/flips.py --model qwen3-0.6b --out bench/results/flips.json
-    python bench/flips.py --model path/to/SmolLM2-135M-Instruct --device cpu --company 48 --out bench/results/flips.json
+    python bench/flips.py --model path/to/SmolLM2-135M-Instruct --device cpu --company 48 --modes fast --out flips.json
 
 Noise is the same in any company; logits are not, since split counts, matrix tiles and the chunks of a prompt follow the batch, and sums
 in another order round another way. A token flips where two candidates are nearer than that. From there on the two answers are of
 different texts, so only the first difference counts: flips per token is first differences over tokens up to and with them. As a
-control the requests run alone a second time, by which nothing may change.
+control the requests run alone a second time, by which nothing may change. In the mode batch_invariant no token may flip; what it costs
+shows in the tokens a second of the company.
 
 A name in SHAPES is a model of random weights with prompts of random tokens; their logits are flatter than a trained model's, and flip
 more. A directory is a real model, asked the prompts of --prompts.
@@ -15,7 +16,9 @@ more. A directory is a real model, asked the prompts of --prompts.
 import argparse
 import dataclasses
 import json
+import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +32,8 @@ from headrace.engine.tokenizer import Tokenizer
 
 PROMPTS = Path(__file__).resolve().parent.parent / "examples" / "prompts.jsonl"
 LONGEST_PROMPT = 400
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 1.0},
-    "sampled, top_p 0.9": {"temperature": 0.7, "top_p": 0.9},
-}
+KINDS = {"greedy": SamplingParams(temperature=0.0), "sampled": SamplingParams(temperature=1.0)}
+MODES = ("fast", "batch_invariant")
 Answers = list[list[int]]
 
 
@@ -45,7 +45,8 @@ def random_prompts(count: int) -> list[list[int]]:
 def real_prompts(path: Path, model: Path, count: int) -> list[list[int]]:
     """Token ids of the first chats of a JSON Lines file, as the model's template puts them."""
     tokenizer = Tokenizer.load(model)
-    chats = [json.loads(line)["messages"] for line in path.read_text().splitlines() if '"messages"' in line]
+    jobs = [json.loads(line) for line in path.read_text().splitlines()]
+    chats = [chat for job in jobs if (chat := job.get("body", job).get("messages"))]
     if len(chats) < count:
         raise SystemExit(f"{path} has {len(chats)} chats: --company can be at most that")
     return tokenizer.encode_rendered([tokenizer.render_chat(chat) for chat in chats[:count]])
@@ -84,55 +85,62 @@ def compared(one: Answers, other: Answers) -> dict[str, Any]:
     return {"answers": len(one), "differ": flips, "tokens": tokens, "flips_per_token": flips / tokens}
 
 
+def measured(
+    engine: Engine, prompts: list[list[int]], answers: int, sampling: SamplingParams
+) -> list[dict[str, Any]]:
+    """Rows for the first ``answers`` prompts: alone again, and among all of them."""
+
+    def alone(tag: str) -> Answers:
+        return [ask(engine, [request])[0] for request in requests_of(prompts[:answers], sampling, tag)]
+
+    first, again = alone("alone"), alone("again")
+    start = time.perf_counter()
+    crowd = ask(engine, requests_of(prompts, sampling, "crowd"))
+    rate = sum(map(len, crowd)) / (time.perf_counter() - start)
+    return [
+        {"company": 0, **compared(first, again), "output_tokens_per_s": None},
+        {"company": len(prompts) - 1, **compared(first, crowd[:answers]), "output_tokens_per_s": rate},
+    ]
+
+
 def main() -> None:
-    """Print a table of kinds of sampling, in company and as a control alone again."""
+    """Print a table: modes, kinds of sampling, and how often a token flipped."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a directory of weights"
-    )
+    parser.add_argument("--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a directory")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--answers", type=int, default=16, help="requests that run alone and in company")
     parser.add_argument("--company", type=int, default=256, help="requests at once, those among them")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="what a real model is asked")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     args = parser.parse_args()
-    options = {"device": args.device, "dtype": args.dtype}
-    if args.model in SHAPES:
-        prompts = random_prompts(args.company)
-        with config_directory(SHAPES[args.model]) as folder:
-            engine = Engine(EngineConfig(model=str(folder), weights="random", **options))
-    else:
-        prompts = real_prompts(args.prompts, Path(args.model), args.company)
-        engine = Engine(EngineConfig(model=args.model, **options))
-    rows = []
-    for kind in args.kinds:
-        sampling = SamplingParams(**KINDS[kind], max_tokens=args.tokens, ignore_eos=True)
-
-        def alone(tag: str, sampling: SamplingParams = sampling) -> Answers:
-            return [
-                ask(engine, [request])[0]
-                for request in requests_of(prompts[: args.answers], sampling, tag)
-            ]  # fmt: skip
-
-        first, again = alone(f"{kind} alone"), alone(f"{kind} again")
-        crowd = ask(engine, requests_of(prompts, sampling, f"{kind} crowd"))[: args.answers]
-        for company, answers in (
-            ("alone again", again),
-            (f"with {args.company - args.answers} others", crowd),
-        ):
-            rows.append(
-                {"model": Path(args.model).name, "dtype": args.dtype, "sampling": kind, "company": company}
-                | compared(first, answers)
-            )
-    engine.close()
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        random = args.model in SHAPES
+        folder = stack.enter_context(config_directory(SHAPES[args.model])) if random else Path(args.model)
+        prompts = random_prompts(args.company) if random else real_prompts(args.prompts, folder, args.company)
+        room = max(map(len, prompts)) + args.tokens + 64
+        for mode in args.modes:
+            config = EngineConfig(
+                model=str(folder), weights="random" if random else "checkpoint", device=args.device, dtype=args.dtype,
+                max_slots=args.company, max_context=room, kv_tokens=room * args.company,
+                batch_invariant=mode == "batch_invariant",
+            )  # fmt: skip
+            engine = Engine(config)
+            for kind in args.kinds:
+                sampling = dataclasses.replace(KINDS[kind], max_tokens=args.tokens, ignore_eos=True)
+                for row in measured(engine, prompts, args.answers, sampling):
+                    rows.append({"model": Path(args.model).name, "mode": mode, "sampling": kind, **row})
+            engine.close()
+            del engine  # before the next one takes memory
     results_file.table(rows)
-    results_file.write(args.out, rows, args.commit, **options)
+    results_file.write(args.out, rows, args.commit, device_asked=args.device, dtype=args.dtype)
 
 
 if __name__ == "__main__":

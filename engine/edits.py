@@ -52,16 +52,17 @@ def edits_of(
     masked: a grammar's mask is laid over its logits once they are edited, if by nothing: there are edits in any case.
     """
     penalties = (params.repetition_penalty or 1.0, params.frequency_penalty, params.presence_penalty)
-    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    banned = {*params.banned_token_ids, *(word[0] for word in params.bad_words if len(word) == 1)}
     words = [word for word in params.bad_words if len(word) > 1]
     allowed = params.allowed_token_ids
     bias = dict.fromkeys(allowed or (), 0.0)
     bias |= {token: b for token, b in params.logit_bias if allowed is None or token in bias}
     bias |= {token: -np.inf for token in banned if allowed is None or token in bias}
     if len(bias) > MAX_LISTED:
-        param = "allowed_token_ids" if allowed is not None else "logit_bias"
+        rest = "logit_bias" if params.logit_bias else "banned_token_ids"
+        param = rest if allowed is None else "allowed_token_ids"
         raise InvalidRequest(
-            f"{param} may name at most {MAX_LISTED:,} tokens, bad_words' included",
+            f"{param} may name at most {MAX_LISTED:,} tokens, those of the other options and of bad_words included",
             param=param,
             code="invalid_value",
         )
@@ -76,7 +77,7 @@ def edits_of(
     listed = [*bias, *(until.keys() - bias.keys())]
     if allowed is not None and all(bias[token] == -np.inf or token in until for token in listed):
         raise InvalidRequest(
-            "allowed_token_ids leaves no token to choose: bad_words and min_tokens keep all of them out",
+            "allowed_token_ids leaves no token to choose: banned_token_ids, bad_words and min_tokens keep all of them out",
             param="allowed_token_ids",
             code="invalid_value",
         )

@@ -158,6 +158,7 @@ def _check_guided(request: Request) -> None:
     params = request.sampling
     for name, given in (
         ("allowed_token_ids", params.allowed_token_ids),
+        ("banned_token_ids", params.banned_token_ids),
         ("bad_words", params.bad_words),
         ("stream", request.stream),
     ):
@@ -171,6 +172,7 @@ def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     for param, ids in (
         ("logit_bias", [token for token, _ in params.logit_bias]),
         ("allowed_token_ids", allowed or ()),
+        ("banned_token_ids", params.banned_token_ids),
         ("bad_words", [token for word in words for token in word]),
     ):
         inside = all(0 <= token < vocab_size for token in ids)

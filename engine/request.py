@@ -33,7 +33,7 @@ class SamplingParams:
     repetition_penalty > 0 (default 1.0) divides positive logits, and multiplies others, of all tokens in prompt and
     answer; presence_penalty and frequency_penalty are subtracted from those in the answer, once and as often as they
     stand there. logit_bias: (token id, what is added to its logit) pairs. allowed_token_ids: no other may come.
-    bad_words: token sequences that may not be completed, whether they begin in the prompt or in the answer.
+    banned_token_ids: none of these may come. bad_words: token sequences that may not be completed, whether they begin in the prompt or in the answer.
     logprobs: report log-probabilities, of the chosen tokens and this many of the likeliest (0 is the chosen alone).
     """
 
@@ -52,6 +52,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
 
@@ -87,7 +88,7 @@ class Request:
     outputs: with ``logprobs`` (which needs need_from) and ``vector`` nothing is generated and ``sampling`` is ignored.
     pooling: how a vector is made.
     grammar: the form that the answer has from its first token to its last. It says where the answer ends: stop_token_ids do
-    not count then. Not together with ``stream``, allowed_token_ids or bad_words.
+    not count then. Not together with ``stream``, allowed_token_ids, banned_token_ids or bad_words.
     """
 
     id: str

@@ -229,6 +229,8 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
         _check_token_ids("allowed_token_ids", sampling.allowed_token_ids, limits.vocab_size)
         if not sampling.allowed_token_ids:
             raise _invalid("allowed_token_ids", "must not be empty: no token would be left")
+    _check_list("banned_token_ids", sampling.banned_token_ids, MAX_LISTED)
+    _check_token_ids("banned_token_ids", sampling.banned_token_ids, limits.vocab_size)
     _check_list("logit_bias", sampling.logit_bias, MAX_LISTED)
     _check_token_ids("logit_bias", [token for token, _ in sampling.logit_bias], limits.vocab_size)
     for _, bias in sampling.logit_bias:
@@ -292,6 +294,7 @@ def check_grammar(request: "TextRequest") -> None:
     for name, given in (
         ("bad_words", request.bad_words),
         ("allowed_token_ids", request.sampling.allowed_token_ids),
+        ("banned_token_ids", request.sampling.banned_token_ids),
     ):
         if given:
             raise _invalid(name, f"does not go with {grammar.param}, which says what may come")

@@ -258,7 +258,7 @@ class PromptJob(AsksForAForm):
         if self.tools and self.tool_choice != "none":
             message = "must be left out beside tools, unless tool_choice is none"
             raise refusal(ErrorCode.UNSUPPORTED_OPTION, message, field)
-        for option in ("bad_words", "allowed_token_ids"):
+        for option in ("bad_words", "allowed_token_ids", "banned_token_ids"):
             if getattr(self.sampling, option):
                 message = f"must be left out beside {field}, which says what may come"
                 raise refusal(ErrorCode.INVALID_VALUE, message, "sampling", option)

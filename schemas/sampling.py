@@ -180,6 +180,12 @@ class Sampling(BaseModel):
     allowed_token_ids: Annotated[
         list[TokenId] | None, Field(min_length=1, max_length=MAX_LISTED, fail_fast=True)
     ] = Field(default=None, description=f"a list of 1 to {MAX_LISTED:,} token ids; no other token may come")
+    banned_token_ids: list[TokenId] = Field(
+        default_factory=list,
+        max_length=MAX_LISTED,
+        fail_fast=True,
+        description=f"a list of up to {MAX_LISTED:,} token ids, none of which may come",
+    )
     bad_words: list[Stop] = Field(
         default_factory=list,
         max_length=MAX_BAD_WORDS,

@@ -321,5 +321,6 @@ def _sampling(sampling: Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=tuple((int(token), bias) for token, bias in sampling.logit_bias.items()),
         allowed_token_ids=None if sampling.allowed_token_ids is None else tuple(sampling.allowed_token_ids),
+        banned_token_ids=tuple(sampling.banned_token_ids),
         logprobs=sampling.num_logprobs,
     )

@@ -197,6 +197,7 @@ def test_bad_words_are_forbidden_at_a_beginning_and_after_a_space() -> None:
         ({}, {"logit_bias": ((1, 101.0),)}, "logit_bias"),
         ({}, {"allowed_token_ids": ()}, "allowed_token_ids"),
         ({}, {"allowed_token_ids": (-1,)}, "allowed_token_ids[0]"),
+        ({}, {"banned_token_ids": (10**6,)}, "banned_token_ids[0]"),
         ({}, {"logprobs": 21}, "logprobs"),
         ({}, {"logprobs": True}, "logprobs"),
         ({}, {"include_stop": 1}, "include_stop"),

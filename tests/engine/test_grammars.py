@@ -353,6 +353,7 @@ def test_what_a_grammar_contradicts_is_refused_by_name(guided: Guided) -> None:
     plain = guided.ask(Grammar.json_object())
     for field, request in {
         "allowed_token_ids": replace(plain, sampling=SamplingParams(allowed_token_ids=(3,))),
+        "banned_token_ids": replace(plain, sampling=SamplingParams(banned_token_ids=(3,))),
         "bad_words": replace(plain, sampling=SamplingParams(bad_words=((3,),))),
         "stream": replace(plain, stream=True),
     }.items():

@@ -17,6 +17,7 @@ from transformers import (
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -60,12 +61,13 @@ def transformers_edit(processor: object, logits: torch.Tensor) -> torch.Tensor:
             SamplingParams(logit_bias=((3, 2.5), (59, -100.0))),
             SequenceBiasLogitsProcessor([[[3], 2.5], [[59], -100.0]]),
         ),
+        (SamplingParams(banned_token_ids=(3, 59, 3)), SuppressTokensLogitsProcessor([3, 59])),
         (
             SamplingParams(bad_words=((4,), (10, 7, 11), (7, 12), (8, 13), (8, 9, 5, 9, 10, 7, 14))),
             NoBadWordsLogitsProcessor([[4], [10, 7, 11], [7, 12], [8, 13], [8, 9, 5, 9, 10, 7, 14]]),
         ),
     ],
-    ids=["repetition", "repetition below 1", "logit bias", "bad words"],
+    ids=["repetition", "repetition below 1", "logit bias", "banned", "bad words"],
 )
 def test_logits_are_edited_as_transformers_edits_them(params: SamplingParams, processor: object) -> None:
     torch.manual_seed(0)
@@ -173,6 +175,7 @@ def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         {"frequency_penalty": 0.5, "presence_penalty": 0.5},
         {"logit_bias": ((3, 2.0), (4, -2.0))},
         {"bad_words": ((5,), (7, 8))},
+        {"banned_token_ids": tuple(range(25, 60))},
         {"allowed_token_ids": tuple(range(20))},
         {"allowed_token_ids": tuple(range(30)), "repetition_penalty": 1.3, "temperature": 1.3, "top_k": 12},
     ],
@@ -363,6 +366,8 @@ def test_logprobs_end_with_the_tokens(model: str) -> None:
         ({"allowed_token_ids": (-1,)}, "allowed_token_ids"),
         ({"allowed_token_ids": (3,), "bad_words": ((3,),)}, "allowed_token_ids"),
         ({"allowed_token_ids": (2,), "min_tokens": 2}, "allowed_token_ids"),
+        ({"allowed_token_ids": (3,), "banned_token_ids": (3,)}, "allowed_token_ids"),
+        ({"banned_token_ids": (256,)}, "banned_token_ids"),
         ({"bad_words": ((),)}, "bad_words"),
         ({"bad_words": ((300,),)}, "bad_words"),
         ({"bad_words": ((3,) * 17,)}, "bad_words"),

@@ -111,6 +111,7 @@ REFUSED = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, ErrorCode.INVALID_VALUE, "structured_outputs.choice"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, ErrorCode.INVALID_VALUE, "guided_choice"),
     (response_format("json_object") | {"guided_regex": "a"}, ErrorCode.INVALID_VALUE, "guided_regex"),
+    ({"guided_json": SCHEMA, "sampling": {"banned_token_ids": [5]}}, ErrorCode.INVALID_VALUE, "sampling.banned_token_ids"),
     ({"guided_json": SCHEMA, "sampling": {"bad_words": ["x"]}}, ErrorCode.INVALID_VALUE, "sampling.bad_words"),
     (
         {"guided_json": SCHEMA, "sampling": {"allowed_token_ids": [1]}},

@@ -5,6 +5,8 @@ from typing import Any
 
 import orjson
 import pytest
+import tiny_model
+from small_tokenizers import small
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -61,6 +63,7 @@ def test_a_mixed_batch_gives_each_line_what_it_asks_for(
         engine,
         {},
         {"bad_words": ["Paris"]},
+        {"banned_token_ids": paris},
         {"logit_bias": {str(london[0]): 100}, "max_tokens": 3},
         {"allowed_token_ids": [paris[0], london[0]], "max_tokens": 4},
         {"repetition_penalty": 1.3, "presence_penalty": 1.5, "frequency_penalty": 1.5, "max_tokens": 24},
@@ -72,9 +75,10 @@ def test_a_mixed_batch_gives_each_line_what_it_asks_for(
         {"min_tokens": 12},
         openai=openai,
     )
-    plain, banned, biased, allowed, penalised, echoed, stopped, cut, likely, several, long = lines
+    plain, without, banned, biased, allowed, penalised, echoed, stopped, cut, likely, several, long = lines
     assert texts(plain) == [alone]
-    assert "Paris" not in texts(banned)[0]
+    assert "Paris" not in texts(without)[0]
+    assert not texts(banned)[0].startswith(" Paris")
     assert texts(biased) == [" London London London"]
     assert set(texts(allowed)[0].split()) <= {"Paris", "London"}
     assert texts(penalised) != [alone]
@@ -92,6 +96,29 @@ def test_a_mixed_batch_gives_each_line_what_it_asks_for(
     assert several["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
     assert several["usage"]["completion_tokens"] > plain["usage"]["completion_tokens"]
     assert long["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt_token_ids": [5] * 50, "sampling": {"ignore_eos": True}},
+        {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": [5] * 50, "ignore_eos": True}},
+    ],
+    ids=["ours", "openai"],
+)
+def test_an_answer_without_a_limit_takes_what_the_context_leaves(
+    line: dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer = small("byte_level")
+    path = tiny_model.write(tmp_path, vocab_size=len(tokenizer.pieces()))
+    config = EngineConfig(model=path, weights="random", device="cpu", kv_tokens=128, max_context=64)
+    engine = LocalTextEngine(Engine(config), tokenizer)
+    request, job = translate.read_line(orjson.dumps(line), 1)
+    assert isinstance(request, TextRequest)
+    engine.add_many([request])
+    answer = translate.write_line(job, engine.poll(60.0)[0], "m")
+    assert answer["usage"]["completion_tokens"] == 64 - 50
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_several_answers_share_their_prompts_blocks(engine: LocalTextEngine) -> None:

@@ -29,6 +29,7 @@ def test_everything_a_job_asks_for_reaches_the_engine() -> None:
         "max_tokens": 7, "min_tokens": 2, "seed": 3, "stop": ["END"], "stop_token_ids": [4], "ignore_eos": true,
         "include_stop_str_in_output": true, "n": 2, "repetition_penalty": 1.5, "presence_penalty": 0.1,
         "frequency_penalty": 0.2, "logit_bias": {"7": -1.5}, "allowed_token_ids": [7, 8], "bad_words": ["no"],
+        "banned_token_ids": [6],
         "logprobs": true, "top_logprobs": 3, "skip_special_tokens": false, "truncate_prompt_tokens": 9}}"""
     request = translate.to_request(job(body), "id", priority=2, deadline_s=4e9)
     assert (request.id, request.priority, request.salt, request.deadline) == ("id", 2, "acme", 4e9)
@@ -44,6 +45,7 @@ def test_everything_a_job_asks_for_reaches_the_engine() -> None:
         0.2,
     )
     assert (sampling.logit_bias, sampling.allowed_token_ids, sampling.logprobs) == (((7, -1.5),), (7, 8), 3)
+    assert sampling.banned_token_ids == (6,)
     assert (request.n, request.bad_words, request.truncate_prompt_tokens) == (2, ("no",), 9)
     assert (request.skip_special_tokens, request.echo) == (False, False)
     echoed = job(b'{"prompt": "x", "sampling": {"echo": true}}')
