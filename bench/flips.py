@@ -62,12 +62,10 @@ def ask(engine: Engine, requests: Iterable[Request]) -> Answers:
     return [done[request.id] for request in requests]
 
 
-def requests_of(prompts: list[list[int]], sampling: SamplingParams, tag: str) -> list[Request]:
-    """A request for each prompt, seeded by its number. The tag keeps a run from the prefixes that another left."""
+def requests_of(prompts: list[list[int]], sampling: SamplingParams) -> list[Request]:
+    """A request for each prompt, seeded by its number."""
     return [
-        Request(
-            f"{tag}-{n}", np.array(prompt, np.int32), dataclasses.replace(sampling, seed=n), salt=f"{tag}-{n}"
-        )
+        Request(str(n), np.array(prompt, np.int32), dataclasses.replace(sampling, seed=n))
         for n, prompt in enumerate(prompts)
     ]
 
@@ -90,12 +88,12 @@ def measured(
 ) -> list[dict[str, Any]]:
     """Rows for the first ``answers`` prompts: alone again, and among all of them."""
 
-    def alone(tag: str) -> Answers:
-        return [ask(engine, [request])[0] for request in requests_of(prompts[:answers], sampling, tag)]
+    def alone() -> Answers:
+        return [ask(engine, [request])[0] for request in requests_of(prompts[:answers], sampling)]
 
-    first, again = alone("alone"), alone("again")
+    first, again = alone(), alone()
     start = time.perf_counter()
-    crowd = ask(engine, requests_of(prompts, sampling, "crowd"))
+    crowd = ask(engine, requests_of(prompts, sampling))
     rate = sum(map(len, crowd)) / (time.perf_counter() - start)
     return [
         {"company": 0, **compared(first, again), "output_tokens_per_s": None},
@@ -130,7 +128,7 @@ def main() -> None:
             config = EngineConfig(
                 model=str(folder), weights="random" if random else "checkpoint", device=args.device, dtype=args.dtype,
                 max_slots=args.company, max_context=room, kv_tokens=room * args.company,
-                batch_invariant=mode == "batch_invariant",
+                prefix_cache=False, batch_invariant=mode == "batch_invariant",
             )  # fmt: skip
             engine = Engine(config)
             for kind in args.kinds:
