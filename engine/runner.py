@@ -179,9 +179,11 @@ class ModelRunner:
         return Sampled(tokens, self._logprobs(logits, tokens, plan) if len(plan.logprob_rows) else None)
 
     def _choose(self, logits: Tensor, lines: Tensor, positions: Tensor, plan: StepPlan) -> Tensor:
+        # One kernel for rows with and without filters, where neighbours must not choose between two.
+        no_filters = plan.no_filters and not self.model.numerics.batch_invariant
         return sample(
             logits, self.temperature[lines], self.top_k[lines], self.top_p[lines], self.min_p[lines],
-            self.seeds[lines], positions, all_greedy=plan.all_greedy, no_filters=plan.no_filters,
+            self.seeds[lines], positions, all_greedy=plan.all_greedy, no_filters=no_filters,
         )  # fmt: skip
 
     def _choose_edited(
