@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from headrace.cli.engine import engine_config
 from headrace.settings import Settings, TierSettings, child_environment, variable
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,13 @@ def test_other_tools_names_are_kept_for_addresses(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DATABASE_URL", "postgresql://h/d")
     settings = Settings()
     assert (settings.kafka_bootstrap_servers, settings.database_url) == ("a:1,b:2", "postgresql://h/d")
+
+
+def test_the_engine_is_set_up_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_MODEL", "some/model")
+    assert not engine_config(Settings()).batch_invariant
+    monkeypatch.setenv("HEADRACE_BATCH_INVARIANT", "true")
+    assert engine_config(Settings()).batch_invariant
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,15 @@ def test_rows_that_share_a_long_prefix_decode_as_a_group():
         assert done[f"alone-{i}"].token_ids == expected([90 - i] * 17, 5, VOCAB)
 
 
+def test_rows_that_share_a_prefix_decode_apart_where_prefixes_are_not_to_be_merged():
+    h = Harness(block_size=2, num_blocks=256, budget=64, max_slots=16, merge_prefixes=False)
+    for i in range(5):
+        h.add(f"r{i}", [*range(20), 40 + i], max_tokens=6)
+    done = h.run()
+    assert not h.executor.groups_seen
+    assert [done[f"r{i}"].cached_tokens for i in range(1, 5)] == [20] * 4
+
+
 def test_a_sibling_waits_for_a_prefix_that_is_being_filled_and_others_pass_it():
     h = Harness(budget=8)
     shared = list(range(24))
