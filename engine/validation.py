@@ -150,9 +150,9 @@ def check_prompt(ids: Sequence[int], form: str, answer: int, limits: Limits) -> 
             form, f"has token {max(ids):,}, but the model's vocabulary ends at {limits.vocab_size - 1:,}"
         )
     if len(ids) + answer > limits.max_context:
+        needed = f" and its answer needs at least {answer:,}" if answer else ""
         raise InvalidRequest(
-            f"the prompt has {len(ids):,} tokens and its answer needs at least {answer:,}, "
-            f"but the context holds {limits.max_context:,} tokens",
+            f"the prompt has {len(ids):,} tokens{needed}, but the context holds {limits.max_context:,} tokens",
             param=form,
             code="context_length_exceeded",
         )
@@ -232,8 +232,10 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
     _check_list("banned_token_ids", sampling.banned_token_ids, MAX_LISTED)
     _check_token_ids("banned_token_ids", sampling.banned_token_ids, limits.vocab_size)
     _check_list("logit_bias", sampling.logit_bias, MAX_LISTED)
-    _check_token_ids("logit_bias", [token for token, _ in sampling.logit_bias], limits.vocab_size)
-    for _, bias in sampling.logit_bias:
+    for token, bias in sampling.logit_bias:
+        if not _is_integer(token) or not 0 <= token < limits.vocab_size:
+            known = f"ids go from 0 to {limits.vocab_size - 1:,}"
+            raise _invalid(f"logit_bias.{token}", f"is of no token of the model: {known}")
         BIAS.check(bias)
 
 

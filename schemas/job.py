@@ -211,6 +211,9 @@ class PromptJob(AsksForAForm):
         for option in ("tools", "continue_final_message", "chat_template_kwargs", "add_generation_prompt"):
             if self.messages is None and getattr(self, option):
                 raise refusal(ErrorCode.INVALID_VALUE, "must be left out of a job without messages", option)
+        if self.continue_final_message and self.messages and self.messages[-1].tool_calls:
+            message = "must be false where the last message calls tools: only a text can be gone on with"
+            raise refusal(ErrorCode.INVALID_VALUE, message, "continue_final_message")
         if self.continue_final_message and self.add_generation_prompt:
             message = "must be false where continue_final_message is true: an answer is begun or gone on with"
             raise refusal(ErrorCode.INVALID_VALUE, message, "add_generation_prompt")
@@ -296,6 +299,8 @@ class PromptJob(AsksForAForm):
 
     def path_of(self, field: str) -> str:
         """Where the producer wrote ``field``: ``top_p`` is ``sampling.top_p``, or ``body.top_p`` in a batch line."""
+        if field == "max_tokens" and "max_completion_tokens" in self.sampling.model_fields_set:
+            field = "max_completion_tokens"
         path = f"sampling.{field}" if field.partition(".")[0] in SAMPLING_OPTIONS else field
         return path if self.url is None else batch_line.param(path, self.url)
 

@@ -171,7 +171,7 @@ def read_line(line: bytes, number: int) -> tuple[TextRequest | RequestError, Pro
     """One line of a JSONL file as a request; a bad line is an error, with what could be read of its names."""
     source = Source("file", 0, number, timestamp_ms=-1)  # no time: ids of any age are fine
     try:
-        job = parse_job(line, None, source)
+        job = parse_job(line.rstrip(b"\r\n"), None, source)
     except InvalidJob as error:
         return RequestError(error.code, error.message, error.param), error.envelope
     except Unparsable as error:

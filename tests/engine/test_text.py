@@ -15,7 +15,7 @@ from small_tokenizers import small
 
 from headrace.engine import Engine, EngineConfig
 from headrace.engine.errors import EngineDead
-from headrace.engine.request import EngineStats, FinishReason, Request, SamplingParams
+from headrace.engine.request import EngineStats, FinishReason, Pooling, Request, SamplingParams
 from headrace.engine.text import LocalTextEngine, TextCompletion, TextEngine, TextRequest
 
 TOKENIZER = small("byte_level")
@@ -199,6 +199,12 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"messages": [{"role": "user", "content": "\udc00"}]}, "messages", "invalid_text", "surrogate"),
     ({"prompt": "wheel " * 600}, "prompt", "context_length_exceeded", "the context holds 512 tokens"),
     ({"prompt_token_ids": [5] * 512}, "prompt_token_ids", "context_length_exceeded", "has 512 tokens"),
+    (
+        {"prompt_token_ids": [5] * 513, "pooling": Pooling.MEAN},
+        "prompt_token_ids",
+        "context_length_exceeded",
+        "tokens, but",
+    ),
     ({"prompt": "x" * 10**6}, "prompt", "context_length_exceeded", "1,000,000 characters"),
     ({"prompt": "a", "priority": 2**40}, "priority", "invalid_value", "32 bits"),
     ({"prompt": "a", "priority": 13}, "priority", "invalid_request", "not liked"),
@@ -229,6 +235,7 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str, str]] = [
     ({"min_tokens": 600}, "prompt", "needs at least 600"),
     ({"stop_token_ids": (10**6,)}, "stop_token_ids[0]", "token id from 0 to"),
     ({"stop_token_ids": (5,) * 25}, "stop_token_ids", "at most 24"),
+    ({"logit_bias": ((10**6, 1.0),)}, "logit_bias.1000000", "is of no token of the model: ids go from 0 to"),
 ]
 
 

@@ -228,6 +228,13 @@ LINE = b'{"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x"}}'
     ("body", "param", "path"),
     [
         (b'{"prompt": "x"}', "stop_token_ids[1]", "sampling.stop_token_ids.1"),
+        (b'{"prompt": "x", "sampling": {"max_tokens": 9}}', "max_tokens", "sampling.max_tokens"),
+        (
+            b'{"prompt": "x", "sampling": {"max_completion_tokens": 9}}',
+            "max_tokens",
+            "sampling.max_completion_tokens",
+        ),
+        (b'{"prompt": "x"}', "logit_bias.70000", "sampling.logit_bias.70000"),
         (b'{"prompt": "x"}', "include_stop", "sampling.include_stop_str_in_output"),
         (b'{"prompt_token_ids": [9]}', "prompt_token_ids[0]", "prompt_token_ids.0"),
         (LINE, "stop_token_ids[1]", "body.stop_token_ids.1"),
