@@ -99,6 +99,10 @@ class Choice(BaseModel):
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message
 
+    def named_stop(self) -> dict[str, Any]:
+        """As vLLM has it beside OpenAI's fields: what ended the answer, if it was a stop of the job's own."""
+        return {} if self.stop_reason is None else {"stop_reason": self.stop_reason}
+
     def chat_logprobs(self) -> dict[str, Any] | None:
         """As OpenAI's chat format has them."""
         if self.logprobs is None:
@@ -280,6 +284,7 @@ class JobResult(BaseModel):
                 "message": choice.to_message(),
                 "logprobs": choice.chat_logprobs(),
                 "finish_reason": choice.finish_reason,
+                **choice.named_stop(),
             }
             for choice in self.choices
         ]
@@ -293,6 +298,7 @@ class JobResult(BaseModel):
                 "text": choice.text,
                 "logprobs": choice.completion_logprobs(),
                 "finish_reason": choice.finish_reason,
+                **choice.named_stop(),
             }
             for choice in self.choices
         ]

@@ -111,16 +111,19 @@ class Sampling(BaseModel):
         default=None,
         ge=-INT64,
         lt=INT64,
-        description="a whole number of 64 bits; the same seed gives the same answer",
+        description="a whole number from -2^63 to 2^63 - 1; the same seed gives the same answer",
     )
     max_tokens: int | None = Field(
         default=None,
         ge=1,
         lt=2**31,
-        description="a whole number, 1 or more; left out, or more than fits: what the model's context leaves",
+        description=f"a whole number from 1 to {2**31 - 1:,}; left out, or more than fits: what the model's context leaves",
     )
     max_completion_tokens: int | None = Field(
-        default=None, ge=1, lt=2**31, description="a whole number, 1 or more; another name of max_tokens"
+        default=None,
+        ge=1,
+        lt=2**31,
+        description=f"a whole number from 1 to {2**31 - 1:,}; another name of max_tokens",
     )
     min_tokens: int = Field(
         default=0, ge=0, lt=2**31, description="a whole number, 0 or more, and at most max_tokens"

@@ -136,6 +136,11 @@ def with_message(**message: Any) -> dict[str, Any]:
             ErrorCode.INVALID_VALUE,
             "add_generation_prompt",
         ),
+        (
+            {"continue_final_message": True, "messages": [ASKED, {"role": "assistant", "tool_calls": [CALL]}]},
+            ErrorCode.INVALID_VALUE,
+            "continue_final_message",
+        ),
         ({"continue_final_message": 1}, ErrorCode.INVALID_TYPE, "continue_final_message"),
         ({"chat_template_kwargs": []}, ErrorCode.INVALID_TYPE, "chat_template_kwargs"),
         ({"chat_template_kwargs": dict.fromkeys(map(str, range(65)), 1)}, ErrorCode.INVALID_VALUE, "chat_template_kwargs"),

@@ -111,6 +111,14 @@ def test_an_answered_completion_is_openais_text_completion() -> None:
     assert body["choices"] == [{"index": 0, "text": "four", "logprobs": None, "finish_reason": "stop"}]
 
 
+@pytest.mark.parametrize("kind", [JobKind.CHAT, JobKind.COMPLETION])
+@pytest.mark.parametrize("stop", ["END", 0])
+def test_a_stop_of_the_jobs_own_is_named_in_openais_form_too(kind: JobKind, stop: str | int) -> None:
+    choices = [Choice(text="four", finish_reason="stop", stop_reason=stop)]
+    body = succeeded(kind=kind, choices=choices).to_openai()["response"]["body"]
+    assert body["choices"][0]["stop_reason"] == stop
+
+
 @pytest.mark.parametrize(
     ("state", "error", "code"),
     [
