@@ -38,7 +38,7 @@ def requests(lengths, max_tokens, vocab):
         own = [rng.randrange(3, vocab) for _ in range(length)]
         sampling = SamplingParams(
             temperature=float(i % 3 > 0), top_p=0.9 if i % 3 == 2 else 1.0, seed=i, logprobs=3, max_tokens=max_tokens,
-            ignore_eos=True,
+            ignore_eos=True, repetition_penalty=1.2 if i % 5 == 4 else 1.0,
         )  # fmt: skip
         asked.append(Request(f"r{i}", (shared + own)[:length] if i % 2 else own, sampling))
     return asked
