@@ -81,7 +81,7 @@ class Publisher:
         self._producer.poll(0)
 
     def _send(self) -> None:
-        while self._waiting:
+        for _ in range(len(self._waiting)):  # each once: what is refused at once must not be asked for ever
             publication = self._waiting.popleft()
             self._sent.add(publication)
             try:
@@ -93,7 +93,8 @@ class Publisher:
                     on_delivery=partial(self._delivered, publication),
                 )
             except BufferError:  # librdkafka's queue is full
-                self._put_back(publication)
+                self._sent.discard(publication)
+                self._waiting.appendleft(publication)
                 return
             except KafkaException as error:
                 self._refused(publication, error.args[0])
@@ -117,11 +118,8 @@ class Publisher:
             log.warning("publishing on %s failed, trying again: %s", publication.topic, error)
         self._broken = self._broken or error.fatal() or error.code() == KafkaError._FATAL
         self._again_at = time.monotonic() + AGAIN_AFTER_S
-        self._put_back(publication)
-
-    def _put_back(self, publication: Publication) -> None:
         self._sent.discard(publication)
-        self._waiting.appendleft(publication)
+        self._waiting.append(publication)  # behind the others: one topic that is missing holds up no other
 
     def _renew(self) -> None:
         """Replace a producer that the broker has fenced; what it had not confirmed is sent anew."""

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from pipeline import Pipeline
 
+from headrace.worker import publisher as module
 from headrace.worker.publisher import Publication, Publisher
 
 
@@ -63,3 +65,52 @@ def test_many_records_that_fail_together_are_told_once(caplog: pytest.LogCapture
     assert sum("trying again" in record.getMessage() for record in caplog.records) == 1
     assert publisher.unconfirmed == 50
     publisher.close()
+
+
+class StubProducer:
+    """Refuses in ``produce`` itself what ``refuse`` names, and confirms everything else."""
+
+    refuse: dict[str, int]  # error codes by topic
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.sent: list[Any] = []
+
+    def produce(self, topic: str, *, key: bytes, on_delivery: Any, **_: Any) -> None:
+        if topic in self.refuse:
+            raise KafkaException(KafkaError(self.refuse[topic]))
+        self.sent.append(on_delivery)
+
+    def poll(self, _: float) -> int:
+        while self.sent:
+            self.sent.pop()(None, None)
+        return 0
+
+    def purge(self) -> None:
+        pass
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Publisher:
+    """A publisher whose producer never takes records of the topic ``missing``."""
+    monkeypatch.setattr(StubProducer, "refuse", {"missing": KafkaError._UNKNOWN_TOPIC}, raising=False)
+    monkeypatch.setattr(module, "Producer", StubProducer)
+    monkeypatch.setattr(module, "AGAIN_AFTER_S", 0.0)
+    return Publisher({"bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_a_topic_that_is_missing_holds_up_neither_the_caller_nor_other_topics(stub: Publisher) -> None:
+    stub.put(Publication("missing", b"k", b"v", [], "late"))
+    stub.put(Publication("results", b"k", b"v", [], "there"))
+    assert [publication.about for publication in stub.confirmed()] == ["there"]
+    assert stub.unconfirmed == 1
+    StubProducer.refuse = {}
+    assert [publication.about for publication in stub.confirmed()] == ["late"]
+
+
+def test_a_producer_that_refuses_everything_because_it_was_fenced_is_replaced(stub: Publisher) -> None:
+    StubProducer.refuse = {"results": KafkaError._FATAL}
+    stub.put(Publication("results", b"k", b"v", [], "first"))
+    assert stub.confirmed() == []
+    fenced, StubProducer.refuse = stub._producer, {}
+    assert [publication.about for publication in stub.confirmed()] == ["first"]
+    assert stub._producer is not fenced
