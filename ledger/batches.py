@@ -8,7 +8,8 @@ from typing import TypeVar
 from psycopg.types.json import Jsonb
 
 from headrace.ledger.database import Rows
-from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, CancelJob, ControlMessage
+from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, CancelJob, ControlMessage, clean_text
+from headrace.schemas.wire import clean_json
 
 M = TypeVar("M", BatchOpened, BatchClosed)
 
@@ -43,7 +44,7 @@ def apply(cursor: Rows, messages: Sequence[ControlMessage]) -> None:
     closed = _each_once(m for m in messages if isinstance(m, BatchClosed))
     cursor.executemany(
         _OPEN,
-        [(*key, m.opened_at, m.expires_at, m.input_ref, Jsonb(m.metadata)) for key, m in opened],
+        [(*key, m.opened_at, m.expires_at, *_texts(m)) for key, m in opened],
     )
     cursor.executemany(_CLOSE, [(*key, m.expected, m.closed_at) for key, m in closed])
     cursor.executemany(
@@ -56,6 +57,12 @@ def _each_once(messages: Iterable[M]) -> list[tuple[tuple[str, str], M]]:
     for message in messages:
         first.setdefault((message.tenant, message.batch_id), message)
     return sorted(first.items(), key=lambda item: item[0])
+
+
+def _texts(message: BatchOpened) -> tuple[str | None, Jsonb]:
+    """Its free text, as Postgres takes it."""
+    reference = None if message.input_ref is None else clean_text(message.input_ref)
+    return reference, Jsonb(clean_json(message.metadata))
 
 
 def _target(message: CancelJob | CancelBatch) -> tuple[str, str, str]:

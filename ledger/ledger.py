@@ -118,10 +118,19 @@ class Ledger:
     def apply_control(self, messages: Sequence[ControlMessage]) -> None:
         """Open and close batches, and note cancels; in any order, any number of times.
 
-        A cancel changes no job's row: the worker that holds or meets the job ends it (see `lookup`).
+        A cancel changes no job's row: the worker that holds or meets the job ends it (see `lookup`). A message that
+        Postgres refuses is left out, and the log says so.
         """
-        if messages:
-            self._run(batches.apply, messages)
+
+        def refused(message: ControlMessage, reason: str) -> None:
+            log.error(
+                "a control message of tenant %s (%s) could not be stored: %s",
+                message.tenant,
+                message.type,
+                reason,
+            )
+
+        bisect(lambda part: self._run(batches.apply, part), messages, refused)
 
     # --- a worker's walk ---------------------------------------------------------------------------------------
 

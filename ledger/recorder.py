@@ -25,6 +25,7 @@ from headrace.ledger.watch import RecorderMetrics, RecorderStatus
 from headrace.schemas import (
     ControlMessage,
     Envelope,
+    ErrorCode,
     Source,
     Topics,
     Unparsable,
@@ -195,6 +196,12 @@ class Recorder:
                     bulk.jobs.append(self._job(envelope, source))
             except Unparsable as error:
                 bulk.rejections.append(_rejection(error, source))
+            except Exception as error:
+                # A defect of ours. It must cost this record and not the recorder, which would meet it again and again.
+                name = type(error).__name__
+                log.error("cannot read %s[%s] at %s: %s", topic, partition, offset, name)
+                unread = Unparsable(ErrorCode.INTERNAL_ERROR, f"reading the record failed with {name}")
+                bulk.rejections.append(_rejection(unread, source))
         return bulk
 
     def _job(self, envelope: Envelope, source: Source) -> JobRow:

@@ -1,9 +1,11 @@
 """Messages of the control topic: batches opened and closed, jobs and batches cancelled."""
 
-from typing import Literal, Self
+from datetime import UTC, datetime
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -23,6 +25,17 @@ from headrace.schemas.wire import dump, load_object
 
 # A description reads on from "must be", as those of a job do.
 TIME = "a time with a zone, such as 2027-01-31T12:00:00Z"
+
+
+def _in_utc(time: datetime) -> datetime:
+    # A zone may carry a time out of the years that Python knows: Postgres would take it, and nobody could read it back.
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise refusal(ErrorCode.INVALID_VALUE, "must lie between the years 1 and 9999 in UTC") from None
+
+
+Time = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class _Control(BaseModel):
@@ -54,8 +67,8 @@ class BatchOpened(_AboutBatch):
     """A batch exists: its jobs follow. Not needed before a job; a batch also comes to be with its first job."""
 
     type: Literal["batch_opened"] = "batch_opened"
-    opened_at: AwareDatetime | None = Field(default=None, description=TIME)
-    expires_at: AwareDatetime | None = Field(
+    opened_at: Time | None = Field(default=None, description=TIME)
+    expires_at: Time | None = Field(
         default=None, description=f"{TIME}; the deadline of jobs that have none of their own"
     )
     input_ref: str | None = Field(
@@ -76,7 +89,7 @@ class BatchClosed(_AboutBatch):
     expected: int = Field(
         ge=0, lt=2**63, description="a whole number, 0 or more; how many records were sent for the batch"
     )
-    closed_at: AwareDatetime | None = Field(default=None, description=TIME)
+    closed_at: Time | None = Field(default=None, description=TIME)
 
 
 class CancelBatch(_AboutBatch):

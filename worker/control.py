@@ -108,6 +108,10 @@ class ControlConsumer:
         except Unparsable as error:
             log.warning("%s[%s] at %s: %s", self._topic, message.partition(), message.offset(), error.code)
             return
+        except Exception as error:  # a defect of ours: it must cost this message, not every cancel after it
+            where, name = (self._topic, message.partition(), message.offset()), type(error).__name__
+            log.error("cannot read %s[%s] at %s: %s", *where, name)
+            return
         if isinstance(control, CancelJob | CancelBatch):
             self._inbox.append(control)
             self._wake.set()

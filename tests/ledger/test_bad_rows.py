@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rows import attempt, body, job, jobs, outcome, rejection, state
 
 from headrace.ledger import Ledger
-from headrace.schemas import JobResult, JobState
+from headrace.schemas import BatchClosed, BatchOpened, JobResult, JobState
 
 # An index entry must fit a third of a page, compressed; this does neither.
 TOO_LONG = "".join(f"{n * 7919 % 104729:x}" for n in range(4000))
@@ -78,6 +78,26 @@ def test_rejections_are_cleaned(ledger: Ledger) -> None:
     ledger.reject([rejection(message="nul \0", custom_id="\ud800")])
     (told,) = ledger.rejections("acme", "b1")
     assert (told.message, told.custom_id) == ("nul �", "�")
+
+
+def test_a_batch_is_opened_whatever_its_metadata_and_its_reference_hold(ledger: Ledger) -> None:
+    ledger.apply_control(
+        [BatchOpened(tenant="acme", batch_id="b1", input_ref="a\0b", metadata={"a\0": "b\0"})]
+    )
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert batch.opened_at is not None
+
+
+def test_a_control_message_that_cannot_be_stored_is_told_while_the_others_land(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = BatchClosed.model_construct(tenant="acme", batch_id="worst", expected=2**63)
+    good = [BatchClosed(tenant="acme", batch_id=f"b{n}", expected=0) for n in range(5)]
+    ledger.apply_control([*good[:2], bad, *good[2:]])
+    closed = [ledger.batch("acme", message.batch_id) for message in good]
+    assert all(batch is not None and batch.complete for batch in closed)
+    assert "batch_closed" in caplog.text
 
 
 def test_a_literal_backslash_u0000_survives(ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from rows import outcome, query
 
-from headrace.ledger import BatchProgress, JobRow, Ledger
+from headrace.ledger import BatchProgress, JobRow, Ledger, recorder
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import (
     BatchClosed,
@@ -26,6 +26,7 @@ from headrace.schemas import (
     ControlMessage,
     JobState,
     Topics,
+    parse_envelope,
     uuid7,
     wire,
 )
@@ -252,6 +253,22 @@ def test_what_people_write_never_breaks_the_recorder(line: Line) -> None:
         line.send(b'{"batch_id": "b1", "tenant": "acme", "batch_id": "b1"}')
         line.send(wire.dump(prompt(deadline="not a time", custom_id={"a": [1]})))
         eventually(lambda: batch(line, submitted=7))
+
+
+def test_a_record_that_a_defect_of_ours_cannot_read_is_rejected_while_the_others_land(
+    line: Line, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(value: bytes, *rest: Any) -> Any:
+        if b"defect" in value:
+            raise RecursionError
+        return parse_envelope(value, *rest)
+
+    monkeypatch.setattr(recorder, "parse_envelope", parse)
+    with line.recorder():
+        line.send(prompt(prompt="defect"))
+        line.send(prompt())
+        eventually(lambda: batch(line, submitted=1))
+        eventually(lambda: query(database_url, "SELECT code FROM rejections") == [("internal_error",)])
 
 
 def _now() -> Any:

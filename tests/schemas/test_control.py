@@ -68,6 +68,14 @@ def test_a_cancel_finds_the_job_by_either_name() -> None:
             b'{"type": "batch_opened", "batch_id": "b", "expires_at": "2027-01-01T00:00:00"}',
             "^expires_at must be a time with a zone",
         ),
+        (
+            b'{"type": "batch_opened", "batch_id": "b", "expires_at": "0001-01-01T00:00:00+14:00"}',
+            "^expires_at must lie between the years 1 and 9999 in UTC$",
+        ),
+        (
+            b'{"type": "batch_closed", "batch_id": "b", "expected": 1, "closed_at": "9999-12-31T23:59:59-14:00"}',
+            "^closed_at must lie between the years 1 and 9999 in UTC$",
+        ),
         (b'{"type": "cancel_batch", "batch_id": ""}', "^batch_id must be a string of 1 to 256 characters$"),
         (b'{"type": "cancel_batch", "batch_id": "a\\u0000"}', "batch_id"),
         (b'{"type": "cancel_job"}', "exactly one of id and job_id"),

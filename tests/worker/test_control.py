@@ -1,7 +1,14 @@
 """What was cancelled lately is remembered, within bounds."""
 
-from headrace.schemas import CancelBatch, CancelJob, uuid7
-from headrace.worker.control import Cancels
+import threading
+from collections import deque
+from typing import Any
+
+import pytest
+
+from headrace.schemas import CancelBatch, CancelJob, ControlMessage, uuid7
+from headrace.worker import control
+from headrace.worker.control import Cancel, Cancels, ControlConsumer
 
 
 def test_a_cancel_covers_its_job_or_its_batch_and_no_other_tenants() -> None:
@@ -22,3 +29,36 @@ def test_only_the_newest_cancels_are_kept() -> None:
     cancels.add(CancelJob(id=jobs[0]))  # again: newer than the second now
     cancels.add(CancelJob(id=jobs[2]))
     assert [cancels.cover(job, "t", None) for job in jobs] == [True, False, True]
+
+
+class _Message:
+    def error(self) -> None: ...
+    def value(self) -> bytes:
+        return b""
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 7
+
+
+def test_a_message_that_a_defect_of_ours_cannot_read_costs_no_later_cancel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inbox: deque[Cancel] = deque()
+    consumer = ControlConsumer({}, "control", inbox, threading.Event())
+    answers: list[Any] = [RecursionError("a secret"), CancelJob(id=uuid7())]
+
+    def parse(_: bytes) -> ControlMessage:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(control, "parse_control", parse)
+    consumer._receive(_Message())  # type: ignore[arg-type]
+    consumer._receive(_Message())  # type: ignore[arg-type]
+    assert len(inbox) == 1
+    assert "control[0] at 7: RecursionError" in caplog.text
+    assert "secret" not in caplog.text
