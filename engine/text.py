@@ -4,6 +4,7 @@
 process or in a child of its own.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,9 @@ from headrace.engine.validation import Limits, check_grammar
 
 if TYPE_CHECKING:
     from headrace.engine.token_engine import TokenEngine
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +297,24 @@ class LocalTextEngine:
         """The request's completion, if this answer was the last one awaited."""
         answer = self._running.pop(done.id)
         answers = self._answers[answer.request_id]
-        answers.ended.append((answer.choice(done), done))
+        answers.ended.append(self._read(answer, done))
         if len(answers.ended) < answers.awaited:
             return None
         del self._answers[answer.request_id]
         if error := next((part.error for _, part in answers.ended if part.error), None):
             return TextCompletion(answer.request_id, [], error=_reason(error))
         return self._completion(answers)
+
+    def _read(self, answer: Answer, done: Completion) -> tuple[TextChoice, Completion]:
+        """What the engine generated as a choice. A defect of ours in reading it costs this request and no other."""
+        try:
+            return answer.choice(done), done
+        except Exception as error:
+            name = type(error).__name__
+            log.error("cannot read an answer to %s: %s", answer.request_id, name)
+            log.debug("where", exc_info=error)  # not above: the message may quote the answer
+            refused = InvalidRequest(f"reading the answer failed with {name}", code="internal_error")
+            return TextChoice(answer.index, "", [], done.finish_reason, None), replace(done, error=refused)
 
     def _completion(self, answers: Answers) -> TextCompletion:
         """All answers in their order. The prompt counts once, as the first of them met it."""

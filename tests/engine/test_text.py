@@ -14,9 +14,10 @@ from scripted_engine import ScriptedEngine
 from small_tokenizers import small
 
 from headrace.engine import Engine, EngineConfig
+from headrace.engine.answers import Answer, TextChoice
 from headrace.engine.errors import EngineDead
-from headrace.engine.request import EngineStats, FinishReason, Pooling, Request, SamplingParams
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextEngine, TextRequest
+from headrace.engine.request import Completion, EngineStats, FinishReason, Pooling, Request, SamplingParams
+from headrace.engine.text import LocalTextEngine, RequestError, TextCompletion, TextEngine, TextRequest
 
 TOKENIZER = small("byte_level")
 STORY = "Once the mill 🙂 ground corn.\nThen it stopped. The end."
@@ -291,6 +292,24 @@ def test_bad_requests_take_no_neighbour_with_them() -> None:
     assert all(ended[r.id].error for r in bad)
     assert [ended[r.id].choices[0].text for r in good] == [STORY] * 3
     assert sorted(r.id for r in inner.seen) == sorted(r.id for r in good)
+
+
+def test_an_answer_that_cannot_be_read_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Answer.choice
+
+    def defective(self: Answer, done: Completion) -> TextChoice:
+        if done.id == "bad#1":
+            raise RecursionError("what the answer says")
+        return read(self, done)
+
+    monkeypatch.setattr(Answer, "choice", defective)
+    engine, _ = scripted()
+    ended = run(engine, [TextRequest("bad", prompt="go", n=3), TextRequest("good", prompt="go")])
+    assert ended["bad"].error == RequestError(
+        "internal_error", "reading the answer failed with RecursionError"
+    )
+    assert ended["bad"].choices == []
+    assert ended["good"].choices[0].text == STORY
 
 
 def test_an_id_in_use_is_refused_and_its_owner_runs_on() -> None:
