@@ -42,7 +42,8 @@ def generate(
 ) -> None:
     """Run a file of prompts through the engine alone, in bounded memory.
 
-    Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line.
+    Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line, and
+    the model that answered, whichever one the line asked for.
     """
     if not source.is_file():
         raise Failure(Exit.NOT_FOUND, f"There is no file {source}.")
