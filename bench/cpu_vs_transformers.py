@@ -9,7 +9,6 @@ at the end of sequence. The two take turns, and who goes first alternates. A lin
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import results_file
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -140,7 +140,7 @@ def main() -> None:
     cpu_ratio = cpu_rate["headrace"] / cpu_rate["transformers"]
     print(f"headrace gives {ratio:.2f}x the tokens/s, {cpu_ratio:.2f}x the tokens a CPU second")
     result = {
-        "device": f"{_cpu()}, {args.threads} threads",
+        "device": f"{results_file.cpu()}, {args.threads} threads",
         "commit": _commit(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -158,14 +158,6 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [
-        line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-    ]
-    return names[0] if names else platform.processor()
 
 
 def _commit() -> str:

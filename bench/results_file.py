@@ -1,6 +1,7 @@
 """One JSON file of measured rows: under what conditions first, then the rows."""
 
 import json
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def write(
         content = json.loads(path.read_text())
     else:
         content = {
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{cpu()}, {torch.get_num_threads()} threads",
             "commit": commit or _commit(), "torch": torch.__version__, **_triton(), **conditions, "rows": [],
         }  # fmt: skip
     content["rows"] += rows
@@ -36,6 +37,15 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 def _short(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) and value < 1e4 else f"{value:,.0f}" if isinstance(value, float) else str(value)  # fmt: skip
+
+
+def cpu() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    names = [
+        line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+    ]
+    return names[0] if names else platform.processor()
 
 
 def _triton() -> dict[str, str]:
