@@ -18,16 +18,18 @@ class Held:
         """The job that is held under this id: this one, unless there was one already."""
         return self._jobs.setdefault(job.row.id, job)
 
-    def drop(self, job: Job) -> None:
-        """Hold it no more; its records go another way."""
+    def drop(self, job: Job) -> list[Delivery]:
+        """Hold it no more, and return its records, which go another way."""
         job.stage = Stage.GONE
         if job in self:
             del self._jobs[job.row.id]
+        # A queue or a timetable may know the job for a day yet. Its prompt would be in nobody's bound of memory.
+        records, job.deliveries, job.request = job.deliveries, [], None
+        return records
 
     def forget(self, job: Job) -> None:
         """The worker is through with this job, or its records are another worker's now."""
-        self.drop(job)
-        for delivery in job.deliveries:
+        for delivery in self.drop(job):
             self.release(delivery)
 
     def __contains__(self, job: Job) -> bool:

@@ -82,8 +82,7 @@ class Outcomes:
     def reject(self, job: Job, code: ErrorCode, message: str) -> None:
         """No job after all: each of its records is rejected at its own place."""
         row = job.row
-        self._held.drop(job)
-        for delivery in job.deliveries:
+        for delivery in self._held.drop(job):
             self.reject_record(reject(delivery, code, message, row.tenant, row.batch_id, row.custom_id))
 
     def reject_record(self, rejection: Rejection) -> None:
