@@ -54,6 +54,7 @@ class Attempts:
         self._in_flight: dict[UUID, Job] = {}
         self._begun: list[Job] = []  # for the engine to take
         self._stopped: list[Job] = []  # for the engine to abort
+        self._giving_back = False  # the engine takes nothing more
         self._begins = BulkCall("begin", self._call_begin, wake, meter=metrics.call("begin"))
         self._returns = BulkCall(
             "end attempts", self._call_end_attempts, wake, meter=metrics.call("end attempts")
@@ -80,6 +81,8 @@ class Attempts:
         """Start what has begun, and see to what has ended, waiting up to ``wait`` seconds for it."""
         for begun, answer in self._begins.results():
             self._note_begun(begun, answer)
+        if self._giving_back:
+            self._give_back_begun()
         self._running.reopen()
         if self._running.ready:
             self._drive_engine(now, wait)
@@ -89,11 +92,15 @@ class Attempts:
                 self._park(job, until)
 
     def give_back(self) -> None:
-        """Stop everything that runs; ``turn`` then ends the attempts without an outcome."""
+        """Stop everything that runs or is about to; ``turn`` then ends the attempts without an outcome."""
+        self._giving_back = True
         try:
             self._running.abort_all()
         except EngineDead as death:
             self._return(self._running.bury(death), died=True)
+        self._give_back_begun()
+
+    def _give_back_begun(self) -> None:
         self._return(self._begun, died=False)
         self._begun.clear()
 

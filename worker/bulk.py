@@ -98,9 +98,10 @@ class BulkCall(Generic[I, R]):
             self._more.wait_for(lambda: self._items or self._stopping.is_set())
             if self._stopping.is_set():
                 return []
-            batch = [self._items.popleft() for _ in range(min(self._most, len(self._items)))]
-            self._in_call = len(batch)
-            return batch
+            self._in_call = min(
+                self._most, len(self._items)
+            )  # first: who asks meanwhile must not find it idle
+            return [self._items.popleft() for _ in range(self._in_call)]
 
     def _insist(self, batch: list[I]) -> tuple[R] | None:
         """Call until there is an answer; None if told to stop first."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -99,3 +100,23 @@ def test_closing_does_not_wait_for_postgres(monkeypatch: pytest.MonkeyPatch) -> 
     assert tried.wait(10)
     call.close()
     assert not call._thread.is_alive()
+
+
+def test_a_call_is_not_idle_while_its_batch_is_being_gathered(
+    open_calls: list[BulkCall[int, list[int]]],
+) -> None:
+    idle: list[bool] = []
+
+    class Watched(deque[int]):
+        def popleft(self) -> int:
+            item = super().popleft()
+            idle.append(call.idle)
+            return item
+
+    wake = threading.Event()
+    call: BulkCall[int, list[int]] = BulkCall("same", lambda items: items, wake)
+    open_calls.append(call)
+    call._items = Watched()
+    call.put([1, 2])
+    assert collect(call, 2, wake)
+    assert idle == [False, False]
