@@ -31,18 +31,18 @@ class Cancels:
 
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
-        self._targets: OrderedDict[UUID | tuple[str, str], None] = OrderedDict()
+        self._targets: OrderedDict[tuple[str, UUID | str], None] = OrderedDict()  # tenant, and job or batch
 
     def add(self, cancel: Cancel) -> None:
-        target = cancel.key if isinstance(cancel, CancelJob) else (cancel.tenant, cancel.batch_id)
+        target = cancel.tenant, cancel.key if isinstance(cancel, CancelJob) else cancel.batch_id
         self._targets[target] = None
         self._targets.move_to_end(target)
         if len(self._targets) > self._most:
             self._targets.popitem(last=False)
 
     def cover(self, id: UUID, tenant: str, batch_id: str | None) -> bool:
-        """Whether this job was cancelled, or its batch."""
-        return id in self._targets or (batch_id is not None and (tenant, batch_id) in self._targets)
+        """Whether this tenant has cancelled this job, or its batch: what the job table asks too."""
+        return (tenant, id) in self._targets or (batch_id is not None and (tenant, batch_id) in self._targets)
 
 
 class ControlConsumer:
