@@ -5,7 +5,16 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 from headrace.ledger.rows import OutcomeRow
-from headrace.schemas import ErrorCode, JobError, JobResult, JobState, Reference, clean_text, topics
+from headrace.schemas import (
+    ErrorCode,
+    JobError,
+    JobResult,
+    JobState,
+    Reference,
+    UnreadableResult,
+    clean_text,
+    topics,
+)
 from headrace.schemas.trace import trace_of
 from headrace.store import Store
 from headrace.worker import translate
@@ -78,7 +87,12 @@ def result_record(topic: str, job: Job, body: bytes) -> Publication:
 
 def dead_letter_reason(body: bytes) -> JobError | None:
     """Why a job with this stored result belongs on the dead-letter topic too; None if it does not."""
-    error = JobResult.decode(body).error
+    try:
+        error = JobResult.decode(body).error
+    except (
+        UnreadableResult
+    ):  # another version's: published as it is, and no reason to end the worker each time
+        return None
     return error if error is not None and error.code == ErrorCode.ENGINE_FAILURE else None
 
 
