@@ -89,7 +89,10 @@ class Attempts:
         for returned, _ in self._returns.results():
             for job, _, until in returned:
                 self._leave(job)
-                self._park(job, until)
+                if job.verdict is None:
+                    self._park(job, until)
+                else:  # cancelled or expired meanwhile: it waits for nothing
+                    self._look_up(job)
 
     def give_back(self) -> None:
         """Stop everything that runs or is about to; ``turn`` then ends the attempts without an outcome."""

@@ -1,12 +1,16 @@
-"""An attempt that a clean stop meets on its way to the engine is ended, and never begun there."""
+"""Attempts that a stop or a cancel meets while the job table is written: none is left open, none waits in vain."""
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
+import pytest
+
 from headrace.ledger import AttemptRow, Begun, Ledger
+from headrace.schemas import JobState
 from headrace.worker.attempts import Attempts
 from headrace.worker.consumer import Delivery
 from headrace.worker.job import Job, read
@@ -48,31 +52,67 @@ class IdleEngine:
     def close(self) -> None: ...
 
 
-def test_an_attempt_that_is_being_written_at_a_stop_is_given_back() -> None:
-    ledger, engine = SlowLedger(), IdleEngine()
-    record = Delivery("bulk", Assignment("t", 0), 7, 1_800_000_000_000, None, b'{"prompt": "x"}', [])
-    job = read(record, "pool", frozenset())
-    assert isinstance(job, Job)
-    attempts = Attempts(
-        "w",
-        cast(Running, engine),
-        cast(Ledger, ledger),
-        cast(Any, None),
-        Metrics(["bulk"], "m"),
-        rank=lambda job: 0,
-        release=lambda job: None,
-        look_up=lambda job: None,
-        park=lambda job, until: None,
-        wake=threading.Event(),
-    )
-    try:
-        attempts.begin([job])
-        attempts.give_back()
-        ledger.go_on.set()
+@dataclass
+class Bench:
+    """Attempts between a ledger and an engine that do as they are told, and where jobs went from there."""
+
+    ledger: SlowLedger = field(default_factory=SlowLedger)
+    engine: IdleEngine = field(default_factory=IdleEngine)
+    parked: list[Job] = field(default_factory=list)
+    looked_up: list[Job] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.attempts = Attempts(
+            "w",
+            cast(Running, self.engine),
+            cast(Ledger, self.ledger),
+            cast(Any, None),
+            Metrics(["bulk"], "m"),
+            rank=lambda job: 0,
+            release=lambda job: None,
+            look_up=self.looked_up.append,
+            park=lambda job, until: self.parked.append(job),
+            wake=threading.Event(),
+        )
+
+    def turn_until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 10
-        while attempts and time.monotonic() < deadline:
-            attempts.turn(time.time(), 0.0)
+        while not condition() and time.monotonic() < deadline:
+            self.attempts.turn(time.time(), 0.0)
             time.sleep(0.001)
-        assert (engine.started, ledger.ended, len(attempts)) == ([], [job.row.id], 0)
-    finally:
-        attempts.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.attempts.close()
+
+
+@pytest.fixture
+def job() -> Job:
+    record = Delivery("bulk", Assignment("t", 0), 7, 1_800_000_000_000, None, b'{"prompt": "x"}', [])
+    made = read(record, "pool", frozenset())
+    assert isinstance(made, Job)
+    return made
+
+
+def test_an_attempt_that_is_being_written_at_a_stop_is_given_back(bench: Bench, job: Job) -> None:
+    bench.attempts.begin([job])
+    bench.attempts.give_back()
+    bench.ledger.go_on.set()
+    bench.turn_until(lambda: not bench.attempts)
+    assert (bench.engine.started, bench.ledger.ended, len(bench.attempts)) == ([], [job.row.id], 0)
+    assert bench.parked == [job]
+
+
+def test_a_job_cancelled_while_its_attempt_is_being_ended_does_not_wait_for_its_retry(
+    bench: Bench, job: Job
+) -> None:
+    bench.ledger.go_on.set()
+    bench.attempts.begin([job])
+    bench.turn_until(lambda: bench.engine.started)
+    bench.attempts._return([job], died=False, until=time.time() + 60)  # as after an error that passes
+    job.verdict = JobState.CANCELLED
+    bench.turn_until(lambda: not bench.attempts)
+    assert (bench.looked_up, bench.parked) == ([job], [])
