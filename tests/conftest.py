@@ -1,5 +1,7 @@
 """Session fixtures: the real parts that the tests run against."""
 
+import gc
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,18 @@ def pytest_report_header() -> str:
     import apache_kafka
 
     return f"broker: {apache_kafka.describe()}"
+
+
+@pytest.fixture(autouse=True)
+def process() -> Iterator[None]:
+    """Put back what a command run in this process changes for all of it: where logs go, how often cycles are looked for."""
+    root = logging.getLogger()
+    handlers, level, thresholds = root.handlers[:], root.level, gc.get_threshold()
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

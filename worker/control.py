@@ -56,10 +56,18 @@ class ControlConsumer:
         self._settings.pop("group.protocol", None)
         self._topic, self._inbox, self._wake = topic, inbox, wake
         self._closing = threading.Event()
+        self._ends: dict[
+            int, int
+        ] = {}  # by partition: where the topic ended at the start, while that is not reached
+        self._caught_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait_until_caught_up(self, timeout: float) -> bool:
+        """Wait until what stood in the topic at the start has been read: a job that comes now finds its cancel."""
+        return self._caught_up.wait(timeout)
 
     def close(self, timeout: float) -> None:
         self._closing.set()
@@ -75,6 +83,8 @@ class ControlConsumer:
                 message = consumer.poll(0.2)
                 if message is not None:
                     self._receive(message)
+                if not self._caught_up.is_set():
+                    self._look_whether_caught_up(consumer)
         except Exception:
             # Cancels then come late, through the job table; that is no reason to stop answering.
             log.exception("the control topic is not read any more")
@@ -91,13 +101,26 @@ class ControlConsumer:
             asked = [TopicPartition(self._topic, partition, since) for partition in topic.partitions]
             found = consumer.offsets_for_times(asked, timeout=10)
             for each in found:
+                self._ends[each.partition] = consumer.get_watermark_offsets(each, timeout=10)[1]
                 if each.offset < 0:  # nothing that young: from the end, as it is now
-                    each.offset = consumer.get_watermark_offsets(each, timeout=10)[1]
+                    each.offset = self._ends[each.partition]
         except KafkaException as error:
             log.warning("cannot read %s: %s", self._topic, error)
             return False
+        self._pass_over_reached(found)
         consumer.assign(found)
         return True
+
+    def _look_whether_caught_up(self, consumer: Consumer) -> None:
+        if self._ends:
+            asked = [TopicPartition(self._topic, partition) for partition in self._ends]
+            self._pass_over_reached(consumer.position(asked))
+        if not self._ends:
+            self._caught_up.set()
+
+    def _pass_over_reached(self, positions: list[TopicPartition]) -> None:
+        reached = {each.partition for each in positions if each.offset >= self._ends[each.partition]}
+        self._ends = {partition: end for partition, end in self._ends.items() if partition not in reached}
 
     def _receive(self, message: Message) -> None:
         if message.error() is not None:

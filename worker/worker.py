@@ -44,6 +44,7 @@ ENGINE_WAIT_S = 0.005
 PUBLISH_WAIT_S = 0.005
 IDLE_WAIT_S = 0.05
 STATUS_EVERY_S = 0.5
+CATCH_UP_S = 5.0  # at the start, for the cancels that are there already
 LOOK_AGAIN_S = 1.0  # at a job that another worker runs
 ABORT_S = 5.0  # at the end, for the engine to let go
 FLUSH_S = 20.0  # at the end, for what has ended to be written and published
@@ -358,6 +359,7 @@ class Worker:
         if self._config.health_port is not None:
             self._health = HealthServer(self._config.health_port, self.status, self._metrics.registry)
         self._control.start()
+        self._control.wait_until_caught_up(CATCH_UP_S)  # or go on: the job table knows of cancels too
         for consumer in self._consumers.values():
             consumer.start()
         log.info("worker %s takes jobs for %s", self._config.name, ", ".join(sorted(self._models)))

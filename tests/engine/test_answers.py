@@ -193,7 +193,7 @@ def test_bad_words_are_forbidden_at_a_beginning_and_after_a_space() -> None:
         ({}, {"repetition_penalty": "1"}, "repetition_penalty"),
         ({}, {"presence_penalty": 2.5}, "presence_penalty"),
         ({}, {"frequency_penalty": float("nan")}, "frequency_penalty"),
-        ({}, {"logit_bias": ((1_000_000, 1.0),)}, "logit_bias[0]"),
+        ({}, {"logit_bias": ((1_000_000, 1.0),)}, "logit_bias.1000000"),
         ({}, {"logit_bias": ((1, 101.0),)}, "logit_bias"),
         ({}, {"allowed_token_ids": ()}, "allowed_token_ids"),
         ({}, {"allowed_token_ids": (-1,)}, "allowed_token_ids[0]"),
