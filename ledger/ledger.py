@@ -47,18 +47,21 @@ class Ledger:
 
     Args:
         url: `postgresql://user:password@host:port/database`, with any libpq parameter (`sslmode` ...).
-        pool_size: connections at most; a call beyond them waits.
+        pool_size: connections at most; a call beyond them waits. One more, opened at the first heartbeat, is kept for
+            heartbeats: a worker whose other calls are slow must not be taken for dead.
         retry_for: seconds for which a call keeps trying after a lost connection or a deadlock.
     """
 
     def __init__(self, url: str, *, pool_size: int = 4, retry_for: float = 10.0) -> None:
         self._database = Database(url, pool_size, retry_for)
         self._run = self._database.transaction
+        self._heartbeats = Database(url, 1, retry_for)
         self._days: frozenset[date] = frozenset()
 
     def close(self) -> None:
         """Give back every connection."""
         self._database.close()
+        self._heartbeats.close()
 
     def __enter__(self) -> Self:
         return self
@@ -211,11 +214,11 @@ class Ledger:
 
     def heartbeat(self, worker: str, pool: str, model: str, ttl: float) -> None:
         """Say that this worker is alive for `ttl` seconds more. `worker` must be unique to the process's life."""
-        self._run(workers.heartbeat, worker, pool, model, ttl)
+        self._heartbeats.transaction(workers.heartbeat, worker, pool, model, ttl)
 
     def leave(self, worker: str) -> None:
         """End the worker's heartbeat now, at a clean stop."""
-        self._run(workers.leave, worker)
+        self._heartbeats.transaction(workers.leave, worker)
 
     # --- questions ---------------------------------------------------------------------------------------------
 
