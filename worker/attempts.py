@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from headrace.engine.errors import EngineDead
-from headrace.engine.text import TextCompletion
+from headrace.engine.text import TextCompletion, TextRequest
 from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import ErrorCode, JobState
 from headrace.worker import job_log
@@ -19,7 +19,7 @@ from headrace.worker.metrics import Metrics
 from headrace.worker.outcomes import Outcomes
 from headrace.worker.retries import retry_for
 from headrace.worker.running import Running
-from headrace.worker.translate import to_error
+from headrace.worker.translate import to_error, to_request
 
 
 class Attempts:
@@ -158,13 +158,23 @@ class Attempts:
         for job in begun:
             if job.verdict is None and job.expired(now):
                 job.verdict = JobState.EXPIRED
-            if job.verdict is None:
-                start.append((job, self._rank(job)))
-            else:
+            if job.verdict is not None:
                 self._leave(job)
                 self._outcomes.end_as(job, job.verdict)
+            elif (request := self._request(job)) is not None:
+                start.append((job, request))
         if start:
             self._running.start(start)
+
+    def _request(self, job: Job) -> TextRequest | None:
+        """What the engine is asked. None where a defect of ours ends the job, or the worker would meet it for ever."""
+        try:
+            assert job.request is not None  # a job that could not be read never comes this far
+            return to_request(job.request, str(job.row.id), self._rank(job), job.deadline_s)
+        except Exception as error:
+            self._leave(job)
+            self._outcomes.fail_by_defect(job, "putting the job to the engine", error)
+            return None
 
     # --- after the engine -------------------------------------------------------------------------------------------
 

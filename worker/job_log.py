@@ -24,6 +24,12 @@ def retried(job: Job, code: str, wait_s: float) -> None:
     log.info("attempt failed, trying again", extra=_ids(job) | extra)
 
 
+def defect(job: Job, doing: str, error: Exception) -> None:
+    """A defect of ours ends this job. Its own words come at DEBUG only: they may quote the prompt."""
+    log.error("%s failed with %s", doing, type(error).__name__, extra=_ids(job))
+    log.debug("where", exc_info=error)
+
+
 def rejected(rejection: Rejection) -> None:
     """A record is no job: it has a place, and no id."""
     row = rejection.row

@@ -68,12 +68,21 @@ class Outcomes:
         assert job.request is not None
         self._metrics.answered(done)
         names = {"model": self._model, "worker": self._config.name}
-        self._end(job, translate.succeeded(job.request, done, run=job.run, attempt=job.attempt, **names))
+        try:
+            self._end(job, translate.succeeded(job.request, done, run=job.run, attempt=job.attempt, **names))
+        except Exception as error:  # else the next worker computes the same answer, and dies of it too
+            self.fail_by_defect(job, "writing down the answer", error)
 
     def fail(self, job: Job, error: JobError, *, dead_letter: bool = False) -> None:
         """No retry will help; ``dead_letter`` if people should look at the record."""
         job.dead_letter = error if dead_letter else None
         self._end(job, self._unsuccessful(job, JobState.FAILED, error))
+
+    def fail_by_defect(self, job: Job, doing: str, error: Exception) -> None:
+        """A defect of ours, which must cost this job alone and not the worker."""
+        job_log.defect(job, doing, error)
+        message = f"{doing} failed with {type(error).__name__}"
+        self.fail(job, JobError(code=ErrorCode.INTERNAL_ERROR, message=message))
 
     def end_as(self, job: Job, state: JobState) -> None:
         """The job is cancelled or expired."""
@@ -146,11 +155,11 @@ class Outcomes:
         self._publisher.close()
 
     def _end(self, job: Job, result: JobResult) -> None:
+        row, large = outcome(job, result, self._config.max_result_bytes, self._store)
         job.stage = Stage.ENDING  # from here on nothing else can happen to it
         if job.dead_letter is not None:
             self._metrics.died(job.dead_letter.code)
         self.brake.note(dead=job.dead_letter is not None, now=time.monotonic())
-        row, large = outcome(job, result, self._config.max_result_bytes, self._store)
         if large is None:
             self._finishes.put([(job, row)])
         else:  # a row never refers to what is not there

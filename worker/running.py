@@ -2,14 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from headrace.engine.errors import EngineDead, EngineError
 from headrace.engine.request import EngineStats
-from headrace.engine.text import TextCompletion, TextEngine
+from headrace.engine.text import TextCompletion, TextEngine, TextRequest
 from headrace.worker.job import Job, Stage
-from headrace.worker.translate import to_request
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +50,13 @@ class Running:
             log.debug("no snapshot of the engine: %s", error)
         return self._stats
 
-    def start(self, jobs: Iterable[tuple[Job, int]]) -> None:
-        """Run jobs, each with its priority (0 first). Raises EngineDead; then they are to be buried too."""
+    def start(self, jobs: Sequence[tuple[Job, TextRequest]]) -> None:
+        """Run jobs, each by its request. Raises EngineDead; then they are to be buried too."""
         engine = self._alive()
-        requests = []
-        for job, priority in jobs:
-            assert job.request is not None  # a job that could not be read never comes this far
-            id = str(job.row.id)
+        for job, request in jobs:
             job.stage = Stage.RUNNING
-            self._jobs[id] = job
-            requests.append(to_request(job.request, id, priority, job.deadline_s))
-        engine.add_many(requests)
+            self._jobs[request.id] = job
+        engine.add_many([request for _, request in jobs])
 
     def collect(self, timeout: float) -> list[tuple[Job, TextCompletion]]:
         """What ended, waiting up to ``timeout`` seconds for the first. Raises EngineDead."""
