@@ -95,6 +95,7 @@ class ChatFormat:
         self._form = form_of(template) if tool_form == "auto" else FORMS[tool_form]
         self._thinks = END_OF_THINK in template
         self._reasoning_ids = tokenizer.ids_of((THINK, END_OF_THINK)) if self._thinks else {}
+        self._thoughts = tuple(map(tuple, tokenizer.encode_rendered([END_OF_THINK, THINK + END_OF_THINK])))
         self._tool_ids = tokenizer.ids_of(self._form.markers) if self._form else {}
 
     def check(self, options: ChatOptions) -> None:
@@ -135,10 +136,10 @@ class ChatFormat:
         """
         thought = Thought(THINK, END_OF_THINK, opened=thinking) if self._thinks else None
         if (calls := self._calls(options, thought)) is not None:
-            return Grammar.lark(calls).named("tools")
+            return replace(Grammar.lark(calls).named("tools"), thoughts=self._thoughts if thought else ())
         if given is None or thought is None:
             return given
-        return replace(given, before=thought.rules(self._term))
+        return replace(given, before=thought.rules(self._term), thoughts=self._thoughts)
 
     def _calls(self, options: ChatOptions, thought: Thought | None) -> str | None:
         tools = [tool for tool in options.shown_tools if tool["function"]["name"] in options.offered]

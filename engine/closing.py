@@ -2,8 +2,9 @@
 
 The shortest of all ways would need a search; this is one walk. What the grammar forces is followed. Where it leaves a choice,
 JSON is closed (`}`, `]`, `"`) or given a short value (`0`), and in any other text the walk guesses, by turns, the longest token
-that is allowed and one that begins with a sign it has not used yet. Found ways are right, since the matcher has accepted each
-token; they may be longer than need be, and for texts whose end is hidden from this walk none is found.
+that is allowed and one that begins with a sign it has not used yet. Out of a thought leads its end. Found ways are right, since
+the matcher has accepted each token; they may be longer than need be, and for texts whose end is hidden from this walk none is
+found.
 """
 
 from collections.abc import Sequence
@@ -32,9 +33,25 @@ class Closing:
         ranks[list(_SIGNS)] = np.arange(len(_SIGNS))
         self.sign_ranks = ranks[self.first_bytes]
 
-    def way(self, matcher: Any, room: int, max_guesses: int = MAX_GUESSES) -> list[int] | None:
-        """At most ``room`` tokens that complete the answer; None if none were found. The matcher stays where it is."""
-        return _Walk(self, matcher.deep_copy(), max_guesses).to_the_end(room)
+    def way(
+        self,
+        matcher: Any,
+        room: int,
+        max_guesses: int = MAX_GUESSES,
+        thoughts: Sequence[Sequence[int]] = (),
+    ) -> list[int] | None:
+        """At most ``room`` tokens that complete the answer; None if none were found. The matcher stays where it is.
+
+        thoughts: each is a thought, or the end of one. They are tried where nothing else leads to the end, since an answer
+        may hold the same text.
+        """
+        for thought in ((), *thoughts):
+            begun = matcher.deep_copy()
+            if not thought or begun.try_consume_tokens(list(thought)) == len(thought):
+                rest = _Walk(self, begun, max_guesses).to_the_end(room - len(thought))
+                if rest is not None:
+                    return [*thought, *rest]
+        return None
 
 
 class _Walk:
@@ -84,6 +101,8 @@ class _Walk:
             wanted = [quote if self._quotes <= 2 else None]
         else:
             wanted = [brace, bracket, quote, zero if self._last != zero else None]
+            if self._last is None:  # where an answer may begin with a thought instead
+                wanted.append(opening)
         return next(([token] for token in wanted if token is not None and self._allows(token)), [])
 
     def _guess(self) -> list[int]:
@@ -94,7 +113,11 @@ class _Walk:
         closing = self._closing
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(closing.lengths)])
+        special = allowed[closing.lengths[allowed] == 0]  # the grammar names them, so they lead on
         allowed = allowed[closing.lengths[allowed] > 0]
+        if len(special) and (len(self._guessed) % 2 or not len(allowed)):
+            self._guessed.append(int(special[0]))
+            return [int(special[0])]
         if not len(allowed):
             return []
         lengths, first, ranks = closing.lengths, closing.first_bytes, closing.sign_ranks

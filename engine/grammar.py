@@ -29,6 +29,7 @@ class Grammar:
     """The form of an answer. The whole answer must have it, from its first character to its last.
 
     before: rules in Lark's notation, one of them ``before``, of what stands before the answer (a thought); empty for nothing.
+    thoughts: tokens that get a model to the answer which may think before it: the end of a thought, and a whole one.
     lenient: pass over keywords of a JSON schema that cannot be enforced, instead of refusing it. param: the field that
     errors name.
     """
@@ -38,6 +39,7 @@ class Grammar:
     lenient: bool = False
     param: str = "grammar"
     before: str = ""
+    thoughts: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, lenient: bool = False) -> "Grammar":

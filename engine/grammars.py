@@ -119,6 +119,7 @@ class Grammars:
             limit=seq.limit,
             may_end_at=seq.limit if params.ignore_eos else seq.prompt_len + params.min_tokens,
             end_tokens=self._info.eos_ids,
+            thoughts=grammar.thoughts,
         )
         seq.guide.start(compiled.way)
         return None
@@ -145,7 +146,7 @@ class Grammars:
         if (problem := self._checker().check(grammar)) is not None:
             raise BadGrammar(problem)
         matcher = compile_matcher(vocabulary.tokenizer, grammar)
-        way = vocabulary.closing.way(matcher, LONGEST_WAY)
+        way = vocabulary.closing.way(matcher, LONGEST_WAY, thoughts=grammar.thoughts)
         return CompiledGrammar(matcher, vocabulary.closing, way)
 
     def _checker(self) -> GrammarChecker:

@@ -43,8 +43,8 @@ class Guide:
     """Follows one sequence. Lengths and positions count the prompt.
 
     matcher: has taken in all tokens from the prompt's end to ``length``. may_end_at: the first position at which the model
-    may end an answer that could go on, with one of its ``end_tokens``. forced: the tokens that must come next. Between an
-    ``outcome`` and ``resume``, or the sequence's end, tokens are overshoot and ignored.
+    may end an answer that could go on, with one of its ``end_tokens``. thoughts: as its grammar has them. forced: the tokens
+    that must come next. Between an ``outcome`` and ``resume``, or the sequence's end, tokens are overshoot and ignored.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Guide:
         limit: int,
         may_end_at: int,
         end_tokens: tuple[int, ...],
+        thoughts: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.matcher = matcher
         self.length = length
@@ -65,6 +66,7 @@ class Guide:
         self.outcome: Outcome | None = None
         self._outcome_at = length
         self._closing = closing
+        self._thoughts = thoughts
         self._limit = limit
         self._safe: _Safe | None = None
         self._look_at = length + (limit - length) // 4
@@ -116,7 +118,7 @@ class Guide:
     def _look(self) -> None:
         """Find the way to completion from here."""
         room = self._limit - self.length
-        way = self._closing.way(self.matcher, room, MAX_GUESSES)
+        way = self._closing.way(self.matcher, room, MAX_GUESSES, self._thoughts)
         if way is not None:
             self._stand(way)
         elif room:

@@ -23,6 +23,7 @@ from headrace.engine.errors import InvalidRequest
 from headrace.engine.grammar import Grammar
 from headrace.engine.grammars import Grammars, Vocabulary
 from headrace.engine.request import ModelInfo
+from headrace.engine.tool_grammar import Thought, literal
 
 PERSON = {
     "type": "object",
@@ -395,6 +396,32 @@ def test_a_form_behind_a_thought_is_another_grammar(guided: Guided) -> None:
     ended = guided.run([guided.ask(grammar) for grammar in (form, behind, form.named("other"))])
     assert [guided.text(done) for done in ended] == ["yes", "hm yes", "yes"]
     assert len(guided.grammars._cache) == 2
+
+
+@each(kind=list(KINDS), lag=LAGS)
+def test_a_thought_that_fills_the_limit_is_ended_in_time_for_the_answer(guided: Guided) -> None:
+    begin, end = "<think>", "</think>"
+    thoughts = tuple(map(tuple, guided.tokenizer.encode_rendered([end, begin + end])))
+    forms = [
+        replace(
+            Grammar.json_schema(PERSON),
+            before=Thought(begin, end, opened=opened).rules(literal),
+            thoughts=thoughts,
+        )
+        for opened in (True, False)
+    ]
+    asked = [
+        guided.ask(forms[limit % 2], max_tokens=limit, seed=limit, ignore_eos=True)
+        for limit in range(90, 111, 3)
+    ]
+    ended = guided.run(asked)
+    for request, done in zip(asked, ended, strict=True):
+        assert done.error is None
+        assert len(done.token_ids) <= (request.sampling.max_tokens or 0)
+        _, tag, answer = guided.text(done).rpartition(end)
+        assert tag or request.grammar is forms[1]
+        jsonschema.validate(json.loads(answer), PERSON)
+    assert {done.finish_reason for done in ended} >= {FinishReason.LENGTH}
 
 
 def test_nothing_is_made_for_requests_without_a_grammar(guided: Guided) -> None:

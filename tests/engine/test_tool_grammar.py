@@ -10,6 +10,7 @@ import pytest
 from small_tokenizers import small_chat
 
 from headrace.engine.chat import ChatFormat, ChatOptions, ToolChoice
+from headrace.engine.closing import Closing
 from headrace.engine.grammar import Grammar
 from headrace.engine.grammar_check import GrammarChecker
 from headrace.engine.guidance import compile_matcher
@@ -178,6 +179,39 @@ def test_a_thought_may_stand_before_any_structured_answer(
     assert takes(tokenizer, f"Hm.\n</think>\n\n{answer}", plain, given=given, thinking=True)
     assert not takes(tokenizer, answer, plain, given=given, thinking=True)
     assert not takes(tokenizer, f"<think>Hm.</think>{answer}!", plain, given=given)
+
+
+@pytest.mark.parametrize("special", [None, False, True], ids=["as text", "as tokens", "as special tokens"])
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (ChatOptions(), Grammar.json_schema(CITY)),
+        (ChatOptions(), Grammar.json_schema({"type": "array"})),
+        (ChatOptions(), Grammar.regex("[0-9]+ mm")),
+        (ChatOptions(), Grammar.choice(["wet", "dry"])),
+        (required(), None),
+        (required(only_tool="weather"), None),
+        (dataclasses.replace(required(), parallel_tool_calls=False), None),
+    ],
+)
+def test_out_of_a_thought_leads_a_way_to_a_whole_answer(
+    options: ChatOptions, given: Grammar | None, thinking: bool, special: bool | None
+) -> None:
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>") if special is not None else ()
+    tokenizer = small_chat(TEMPLATES["hermes"] + "</think>", tags, special=bool(special))
+    grammar = ChatFormat(tokenizer).grammar(options, given, thinking=thinking)
+    assert grammar is not None
+    matcher = compile_matcher(llguidance.hf.from_tokenizer(tokenizer._chat), grammar)
+    ways = Closing(tokenizer.pieces())
+    at_once = ways.way(matcher, 200, thoughts=grammar.thoughts)
+    assert at_once is not None
+    assert matcher.consume_tokens(tokenizer.encode_rendered(["" if thinking else "<think>"])[0])
+    assert matcher.consume_tokens(tokenizer.encode_rendered(['Is it {"city": "O'])[0])
+    later = ways.way(matcher, 200, max_guesses=8, thoughts=grammar.thoughts)
+    assert later is not None
+    assert matcher.consume_tokens(later)
+    assert matcher.is_accepting()
 
 
 def test_a_grammar_that_names_tokens_can_be_checked_without_the_model() -> None:
