@@ -70,7 +70,7 @@ def send_batch(line: Pipeline, prompts: list[str], rejected: int = 0) -> None:
         line.send({"prompt": prompt, "batch_id": "b", "custom_id": str(number)}, partition=number % 4)
     for number in range(rejected):
         line.send(b"{no json %d" % number, headers=[("headrace-batch-id", b"b"), ("x", b"y")], key=b"k")
-    line.producer.flush(20)
+    line.flush()
     line.control(BatchClosed(batch_id="b", expected=len(prompts) + rejected))
 
 

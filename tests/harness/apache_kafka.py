@@ -4,6 +4,7 @@ Where Maven or Java cannot, the embedded Tansu broker stands in, and ``Broker.ki
 ``describe``) says so. HEADRACE_TEST_KAFKA names a broker to use instead.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 VERSION = "4.1.0"
 POM = Path(__file__).parent.parent / "broker" / "pom.xml"
 TANSU = "embedded Tansu broker (Apache Kafka's jars could not be resolved)"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 # C1 alone starts the JVM quicker, and one node of a test needs no G1.
 JVM_FLAGS = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -67,6 +68,15 @@ class Broker:
         self.process = _spawn(self.command, self.directory / "server.log")
         _await_ready(self, self.process, self.directory / "server.log")
 
+    @contextlib.contextmanager
+    def away(self, sig: int = signal.SIGKILL) -> Iterator[None]:
+        """Killed for the length of a ``with``, and there again for the tests after this one, whatever happens in it."""
+        self.kill(sig)
+        try:
+            yield
+        finally:
+            self.restart()
+
 
 def start(jvm_flags: Sequence[str] = JVM_FLAGS) -> Broker:
     """Start a broker; raises RuntimeError with the broker's log if none comes up."""
@@ -101,14 +111,14 @@ def create_topics(
         [NewTopic(name, partitions, 1, config=config(name)) for name in names]
     ).values():
         try:
-            future.result(30)
+            future.result(START_TIMEOUT_S)
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not all(_has_leaders(admin, name) for name in names):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"topics {names} have no leader after 30 s")
+            raise RuntimeError(f"topics {names} have no leader after {START_TIMEOUT_S:g} s")
         time.sleep(0.05)
 
 
@@ -260,7 +270,7 @@ def _answers(broker: Broker) -> bool:
 
 
 def _has_leaders(admin: AdminClient, name: str) -> bool:
-    topic = admin.list_topics(name, timeout=10).topics[name]
+    topic = admin.list_topics(name, timeout=60).topics[name]
     return (
         topic.error is None
         and bool(topic.partitions)

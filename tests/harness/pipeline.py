@@ -21,7 +21,7 @@ from uuid import UUID, uuid4
 import apache_kafka
 import crash_points
 import psycopg
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from standin import StandInEngine
 
@@ -30,8 +30,16 @@ from headrace.ledger.recorder import Recorder
 from headrace.schemas import ControlMessage, JobResult, Topics, uuid7
 from headrace.worker import Worker, WorkerConfig
 
-# A dead worker is noticed in two seconds instead of 45.
+# A killed worker is noticed in two seconds instead of 45.
 QUICK_GROUP = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 400, "log_level": 3}
+PATIENT_GROUP = {**QUICK_GROUP, "session.timeout.ms": 45_000}
+# How long a test waits for what must come: it costs nothing where it comes, and a slow machine may take its time.
+PATIENCE_S = 120.0
+NO_COORDINATOR_YET = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
 
 
 @dataclass
@@ -52,7 +60,7 @@ class RunningWorker:
     def close(self) -> None:
         """Stop it cleanly and say if it failed."""
         self.stop.set()
-        self.thread.join(60)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive(), "the worker did not stop"
         if self.failure:
             raise self.failure[0]
@@ -112,13 +120,17 @@ class Pipeline:
         place = message.topic(), message.partition()
         self._ends[place] = max(self._ends.get(place, 0), message.offset() + 1)
 
+    def flush(self) -> None:
+        """Return once the broker has all that was sent."""
+        assert self.producer.flush(PATIENCE_S) == 0, "the broker does not take what is sent"
+
     def control(self, message: ControlMessage) -> None:
         key, value, headers = message.encode()
         self.producer.produce(self.topics.control, key=key, value=value, headers=headers)
-        self.producer.flush(10)
+        self.flush()
 
     def start_worker(self, make: Callable[[], StandInEngine] = StandInEngine, **config: Any) -> RunningWorker:
-        """A worker on a thread; ``make`` builds its engines."""
+        """A worker on a thread; ``make`` builds its engines. It is never killed, so nobody takes it for dead early."""
         engines: list[StandInEngine] = []
 
         def open_engine() -> StandInEngine:
@@ -127,7 +139,8 @@ class Pipeline:
 
         stop, failure = threading.Event(), []
         ledger = Ledger(self.database_url)
-        worker = Worker(self._config(config), open_engine, ledger)
+        told = {"alive_s": PATIENCE_S, **config, "kafka": {**PATIENT_GROUP, **config.get("kafka", {})}}
+        worker = Worker(worker_config(self.bootstrap, self.topics, told), open_engine, ledger)
 
         def run() -> None:
             try:
@@ -172,9 +185,6 @@ class Pipeline:
         self.processes.append(process)
         return process
 
-    def _config(self, config: Mapping[str, Any]) -> WorkerConfig:
-        return worker_config(self.bootstrap, self.topics, config)
-
     def close(self) -> None:
         for process in self.processes:
             if process.poll() is None:
@@ -199,23 +209,44 @@ class Pipeline:
         """How many jobs are in each state."""
         return Counter(self.rows().values())
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 40.0, what: str = "") -> None:
+    def wait_for(self, condition: Callable[[], object], seconds: float = PATIENCE_S, what: str = "") -> None:
         """Return once ``condition`` holds; fails after ``seconds``, or at once if a worker failed."""
         until = time.monotonic() + seconds
         while not condition():
             for running in self.workers:
                 if running.failure:
                     raise running.failure[0]
-            assert time.monotonic() < until, what or f"not within {seconds:g} s; rows: {self.states()}"
+            assert time.monotonic() < until, (
+                what or f"not within {seconds:g} s; rows: {self._states_if_known()}"
+            )
             time.sleep(0.05)
 
-    def wait_terminal(self, count: int, seconds: float = 40.0) -> None:
+    def _states_if_known(self) -> object:
+        """For messages: Postgres may be what is away."""
+        try:
+            return dict(self.states())
+        except psycopg.Error as error:
+            return f"unknown, {error}"
+
+    def wait_until_steady(self, ask: Callable[[], object], seconds: float = 2.0) -> None:
+        """Return once ``ask`` has given the same answer for so long."""
+        last, since = ask(), time.monotonic()
+
+        def is_steady() -> bool:
+            nonlocal last, since
+            if (now := ask()) != last:
+                last, since = now, time.monotonic()
+            return time.monotonic() - since >= seconds
+
+        self.wait_for(is_steady)
+
+    def wait_terminal(self, count: int, seconds: float = PATIENCE_S) -> None:
         """Return once so many jobs have ended."""
-        self.producer.flush(20)
+        self.flush()
         ended = ("succeeded", "failed", "cancelled", "expired")
         self.wait_for(lambda: sum(map(self.states().get, ended, (0,) * 4)) >= count, seconds)
 
-    def results(self, count: int, seconds: float = 20.0) -> dict[UUID, list[JobResult]]:
+    def results(self, count: int, seconds: float = PATIENCE_S) -> dict[UUID, list[JobResult]]:
         """The results topic from its beginning, by id, once it has ``count`` ids."""
         found: dict[UUID, list[JobResult]] = {}
         for message in self._read(self.topics.results, seconds):
@@ -226,51 +257,50 @@ class Pipeline:
                 break
         return found
 
-    def dead_letters(self, count: int, seconds: float = 20.0) -> list[Message]:
+    def dead_letters(self, count: int, seconds: float = PATIENCE_S) -> list[Message]:
         """The dead-letter topic from its beginning, once it has ``count`` records."""
         return self.take(self.topics.dead, count, seconds)
 
-    def take(self, topic: str, count: int, seconds: float = 20.0) -> list[Message]:
+    def take(self, topic: str, count: int, seconds: float = PATIENCE_S) -> list[Message]:
         """The first ``count`` records of a topic, or those that are there after ``seconds``."""
         return list(itertools.islice(self._read(topic, seconds), count))
 
     def _read(self, topic: str, seconds: float) -> Iterator[Message]:
-        group = {
-            "bootstrap.servers": self.bootstrap,
-            "group.id": f"test-{uuid4()}",
-            "auto.offset.reset": "earliest",
-        }
-        consumer = Consumer({**group, "enable.auto.commit": False, **QUICK_GROUP})
-        consumer.subscribe([topic])
         until = time.monotonic() + seconds
-        try:
+        with self._reader(topic) as (consumer, ends):
+            consumer.assign([TopicPartition(topic, partition, low) for partition, (low, _) in ends.items()])
             while time.monotonic() < until:
                 message = consumer.poll(0.1)
                 if message is not None and message.error() is None:
                     yield message
-        finally:
-            consumer.close()
 
-    def everything(self, topic: str, seconds: float = 60.0) -> list[Message]:
+    def everything(self, topic: str, seconds: float = PATIENCE_S) -> list[Message]:
         """All that the topic holds now."""
-        consumer = Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": f"test-{uuid4()}", **QUICK_GROUP}
-        )
-        try:
-            places = [
-                TopicPartition(topic, n) for n in consumer.list_topics(topic, 20).topics[topic].partitions
-            ]
-            ends = {place.partition: consumer.get_watermark_offsets(place, 20) for place in places}
+        found, until = [], time.monotonic() + seconds
+        with self._reader(topic) as (consumer, ends):
             left = {partition for partition, (low, high) in ends.items() if low < high}
             consumer.assign([TopicPartition(topic, partition, ends[partition][0]) for partition in left])
-            found, until = [], time.monotonic() + seconds
             while left:
                 assert time.monotonic() < until, f"{topic} is not read to its end within {seconds:g} s"
                 if (message := consumer.poll(0.1)) is not None and message.error() is None:
                     found.append(message)
                     if message.offset() + 1 >= ends[message.partition()][1]:
                         left.discard(message.partition())
-            return found
+        return found
+
+    @contextmanager
+    def _reader(self, topic: str) -> Iterator[tuple[Consumer, dict[int, tuple[int, int]]]]:
+        """A consumer in no group, and where each partition of the topic begins and ends now."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": f"test-{uuid4()}", **QUICK_GROUP}
+        )
+        try:
+            partitions = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
+            places = [TopicPartition(topic, partition) for partition in partitions]
+            yield (
+                consumer,
+                {each.partition: consumer.get_watermark_offsets(each, PATIENCE_S) for each in places},
+            )
         finally:
             consumer.close()
 
@@ -278,7 +308,7 @@ class Pipeline:
         """Make the tier's group start over; nobody may be in it."""
         group = WorkerConfig(self.bootstrap, self.topics).consumer(tier)["group.id"]
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        admin.delete_consumer_groups([group])[group].result(10)
+        admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
 
     def lag(self, tier: str = "standard") -> int:
         """Records of the tier that were sent here and whose offset is not committed."""
@@ -291,10 +321,22 @@ class Pipeline:
         consumer = Consumer({**settings, "log_level": 0})
         places = [TopicPartition(*place) for place in self._ends if place[0] == self.topics.jobs(tier)]
         try:
-            offsets = consumer.committed(places, timeout=10)
+            offsets = _patiently(lambda: consumer.committed(places, timeout=PATIENCE_S))
             return {(each.topic, each.partition): max(each.offset, 0) for each in offsets}
         finally:
             consumer.close()
+
+
+def _patiently(ask: Callable[[], list[TopicPartition]]) -> list[TopicPartition]:
+    """The answer of a group's coordinator, which a broker that has just been started may not have yet."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 @contextmanager

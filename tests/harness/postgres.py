@@ -27,6 +27,7 @@ from sqlalchemy.engine import make_url
 
 USER = "headrace"
 NOBODY = 65534
+PATIENCE_S = 120.0
 # Data that is thrown away need not reach the disk; but commits must outlive a killed server (they do: the operating
 # system has them), so synchronous_commit stays on. The odd time zone finds code that takes the session's for UTC.
 SETTINGS = {
@@ -55,7 +56,7 @@ class Server:
         user = NOBODY if os.geteuid() == 0 else None
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, user=user, group=user)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 psycopg.connect(self.url).close()
@@ -70,7 +71,16 @@ class Server:
         assert self.process is not None, "a server that was named in the environment is not ours to stop"
         if self.process.poll() is None:
             self.process.send_signal(how)
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
+
+    @contextlib.contextmanager
+    def away(self, how: signal.Signals = signal.SIGINT) -> Iterator[None]:
+        """Halted for the length of a ``with``, and there again for the tests after this one, whatever happens in it."""
+        self.halt(how)
+        try:
+            yield
+        finally:
+            self.start()
 
     def stop(self) -> None:
         """Stop for good and remove what was made."""

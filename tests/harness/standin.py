@@ -7,6 +7,7 @@ submitted to a worker in another process is scripted too:
     ``flaky:N``        fails with a retriable error the first N times it is tried by this engine object
     ``busy:CODE``      fails with that retriable error each time
     ``slow:SECONDS``   takes that long
+    ``until:PATH``     takes until the file PATH exists
     ``fail-unless:PATH``, ``die-unless:PATH``  the same as fail and die, until the file PATH exists
     ``die``            the engine dies with all it holds
     ``die-whole``      the whole worker dies with it, as by kill -9
@@ -27,6 +28,8 @@ from pathlib import Path
 from headrace.engine.errors import EngineDead
 from headrace.engine.request import EngineStats, FinishReason
 from headrace.engine.text import RequestError, TextChoice, TextCompletion, TextRequest
+
+LOOK_EVERY_S = 0.02  # for a file that a job waits for
 
 
 @dataclass
@@ -100,8 +103,10 @@ class StandInEngine:
             if request.id in self._live:
                 heapq.heappush(self._running, (now + self._duration(request), order, request, added))
         while self._running and self._running[0][0] <= now:
-            _, _, request, added = heapq.heappop(self._running)
-            if request.id in self._live:
+            _, order, request, added = heapq.heappop(self._running)
+            if request.id in self._live and _must_wait(request):
+                heapq.heappush(self._running, (now + LOOK_EVERY_S, order, request, added))
+            elif request.id in self._live:
                 self._end(self._outcome(request, now - added))
 
     def _outcome(self, request: TextRequest, elapsed: float) -> TextCompletion:
@@ -141,6 +146,11 @@ def _text(request: TextRequest) -> str:
     if request.messages:
         return str(request.messages[-1].get("content"))
     return request.prompt or ""
+
+
+def _must_wait(request: TextRequest) -> bool:
+    command, _, argument = _text(request).partition(":")
+    return command == "until" and not Path(argument).exists()
 
 
 def _answer(request: TextRequest, reason: FinishReason, elapsed: float) -> TextCompletion:

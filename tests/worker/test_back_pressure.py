@@ -18,9 +18,9 @@ def test_a_worker_that_is_full_for_a_moment_fetches_little_twice(line: Pipeline)
 
     for n in range(count):
         line.submit(f"prompt {n}")
-    line.producer.flush(20)
+    line.flush()
     tiers = tuple(replace(tier, prefetch=128) for tier in default_tiers(line.topics.tiers))
     statistics = {"statistics.interval.ms": 100, "stats_cb": note}
     line.start_worker(lambda: StandInEngine(latency_s=0.001), tiers=tiers, kafka=statistics)
-    line.wait_terminal(count, 60)
+    line.wait_terminal(count)
     assert 0 < received[0] < 3 * count

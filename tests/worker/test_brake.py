@@ -70,7 +70,7 @@ def test_a_worker_that_dead_letters_too_much_stops_taking_jobs_and_goes_on_later
 ) -> None:
     for n in range(600):
         line.send(b"{no json", partition=n % 4)
-    line.producer.flush(20)
+    line.flush()
     limit = DeadLetterLimit(most=50, pause_s=5, longest_pause_s=5)
     worker = line.start_worker(dead_letters=limit, health_port=0)
     line.wait_for(lambda: worker.worker.status().paused)
@@ -89,8 +89,8 @@ def test_a_worker_that_dead_letters_too_much_stops_taking_jobs_and_goes_on_later
     assert 50 < rejected < 600
 
     good = line.submit("hello")  # behind the rubbish, which passes pause by pause
-    line.producer.flush(20)
-    line.wait_for(lambda: line.rows().get(good) == "succeeded", 60)
+    line.flush()
+    line.wait_for(lambda: line.rows().get(good) == "succeeded")
     line.wait_for(lambda: line.lag() == 0)
     worker.close()
     assert line.query("SELECT count(*) FROM rejections") == [(600,)]
@@ -100,7 +100,7 @@ def test_another_worker_goes_on_where_a_paused_one_stopped(line: Pipeline) -> No
     paused = line.start_worker(dead_letters=DeadLetterLimit(most=5))
     for _ in range(300):
         line.send(b"{no json")
-    line.producer.flush(20)
+    line.flush()
     line.wait_for(lambda: paused.worker.status().paused)
     paused.close()
     line.start_worker(dead_letters=DeadLetterLimit(most=None))

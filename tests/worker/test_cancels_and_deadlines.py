@@ -21,11 +21,11 @@ def one_slot() -> StandInEngine:
 def test_a_running_job_stops_within_a_second_of_its_cancel(line: Pipeline) -> None:
     worker = line.start_worker()
     id = line.submit("slow:60")
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: worker.engines and worker.engine.seen)
     line.control(CancelJob(id=id))
     asked = time.monotonic()
-    line.wait_terminal(1, seconds=20)
+    line.wait_terminal(1)
     stopped = time.monotonic() - asked
     ((result,),) = line.results(1).values()
     worker.close()
@@ -39,10 +39,10 @@ def test_a_running_job_stops_within_a_second_of_its_cancel(line: Pipeline) -> No
 def test_a_waiting_job_that_is_cancelled_never_runs(line: Pipeline) -> None:
     worker = line.start_worker(one_slot, max_in_flight=4)  # one of those places is not for bulk
     running = {line.submit("slow:60", tier="bulk", batch_id="running") for _ in range(3)}
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 3)
     waiting = {line.submit("x", tier="bulk", batch_id="waiting") for _ in range(5)}
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: worker.worker.status().waiting["bulk"] == 5)
     line.control(CancelBatch(batch_id="waiting"))
     line.control(CancelBatch(batch_id="waiting"))
@@ -77,7 +77,7 @@ def test_a_deadline_is_checked_on_arrival_while_waiting_and_while_running(line: 
     arrival = line.submit("x", deadline=in_seconds(-5))
     running = line.submit("slow:60", deadline=in_seconds(8))
     in_engine = line.submit("slow:60", deadline=in_seconds(8))  # waits there for the only slot
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 2)
     waiting = line.submit("x", deadline=in_seconds(2), tier="bulk")
     in_time = line.submit("x", deadline=in_seconds(600), tier="bulk")

@@ -35,7 +35,7 @@ def test_a_job_that_kills_every_engine_fails_and_its_neighbours_do_not(line: Pip
     worker = line.start_worker(lambda: StandInEngine(slots=8, latency_s=0.02))
     killer = line.submit("die", batch_id="b")
     ids = {line.submit(f"prompt {n}", batch_id="b") for n in range(40)}
-    line.wait_terminal(41, seconds=90)
+    line.wait_terminal(41)
     (letter,) = line.dead_letters(1)
     results = line.results(41)
     worker.close()
@@ -51,14 +51,14 @@ def test_a_worker_killed_in_mid_batch_leaves_nothing_undone(line: Pipeline) -> N
     slow = {"latency_s": 0.2, "slots": 32}
     first = line.start_process(slow)
     ids = {line.submit(f"prompt {n}", batch_id="b") for n in range(400)}
-    line.producer.flush(20)
-    line.wait_for(lambda: 40 <= line.states()["succeeded"] <= 360, seconds=60)
+    line.flush()
+    line.wait_for(lambda: 40 <= line.states()["succeeded"] <= 360)
     first.send_signal(signal.SIGKILL)
     first.wait()
     done_before = line.states()["succeeded"]
 
     second = line.start_process(slow)
-    line.wait_terminal(400, seconds=90)
+    line.wait_terminal(400)
     line.wait_for(lambda: line.lag() == 0)
     second.send_signal(signal.SIGTERM)
 
@@ -72,7 +72,7 @@ def test_a_worker_killed_in_mid_batch_leaves_nothing_undone(line: Pipeline) -> N
 def test_a_clean_stop_gives_back_what_runs_and_another_worker_finishes_it(line: Pipeline) -> None:
     first = line.start_worker(lambda: StandInEngine(slots=4), grace_s=0.5)
     ids = {line.submit("slow:3") for _ in range(6)} | {line.submit("quick") for _ in range(10)}
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: first.engines and len(first.engine.seen) == 16)
     first.close()
     started = time.monotonic()
@@ -90,7 +90,7 @@ def test_a_clean_stop_gives_back_what_runs_and_another_worker_finishes_it(line: 
 def test_what_fits_in_the_grace_time_is_finished_by_a_stopping_worker(line: Pipeline) -> None:
     worker = line.start_worker(grace_s=20.0)
     ids = {line.submit("slow:1.5") for _ in range(5)}
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 5)
     worker.close()
 

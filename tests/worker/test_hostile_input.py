@@ -110,9 +110,9 @@ def in_batch(name: str) -> Headers:
 
 
 def close(line: Pipeline, expected: int) -> None:
-    line.producer.flush(30)
+    line.flush()
     line.control(BatchClosed(batch_id="b", expected=expected))
-    line.wait_for(lambda: (batch := line.ledger.batch("default", "b")) and batch.complete, 60)
+    line.wait_for(lambda: (batch := line.ledger.batch("default", "b")) and batch.complete)
     line.wait_for(lambda: line.lag() == 0)
 
 
@@ -228,8 +228,8 @@ def test_a_dead_letter_may_be_as_large_as_a_record_may(line: Pipeline) -> None:
     worker = line.start_worker()
     value = b"x" * (15 * 2**20)
     line.send(value, headers=[("x-large", b"h" * 500_000)])
-    line.producer.flush(20)
-    (letter,) = line.dead_letters(1, seconds=40)
+    line.flush()
+    (letter,) = line.dead_letters(1)
     line.wait_for(lambda: line.lag() == 0)
     worker.close()
     assert letter.value() == value
@@ -248,7 +248,7 @@ def test_control_messages_that_are_none_stop_nobody(line: Pipeline) -> None:
         b'{"type": ["x"]}',
     ):
         line.producer.produce(line.topics.control, value=value, headers=[("x", b"\xff")])
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: line.query("SELECT count(*) FROM rejections") == [(7,)])
     slow = line.submit("slow:30", batch_id="b")
     line.wait_for(lambda: worker.engine.seen == [str(slow)])

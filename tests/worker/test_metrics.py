@@ -183,7 +183,7 @@ def test_a_recorder_tells_what_it_wrote_and_what_waits(line: Pipeline) -> None:
         for _ in range(5):
             line.submit("hello", "bulk")
         line.send(b"{no json")
-        line.producer.flush(20)
+        line.flush()
         thread = threading.Thread(target=recorder.run, args=(stop,))
         thread.start()
         try:

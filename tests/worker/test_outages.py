@@ -2,26 +2,32 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import apache_kafka
+import postgres
 import pytest
-from pipeline import Pipeline, pipeline
+from pipeline import Pipeline, RunningWorker, pipeline
 from standin import StandInEngine
 
 from headrace.worker import default_tiers
+from headrace.worker.consumer import BATCH, RESUME_BELOW
+
+PREFETCH = 64
 
 
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[apache_kafka.Broker]:
     broker = apache_kafka.start()
     if broker.process is None or broker.kind == apache_kafka.TANSU:
+        broker.stop()
         pytest.skip("needs a broker that keeps its data when it is killed")
     yield broker
     broker.stop()
 
 
 def small_tiers(line: Pipeline) -> tuple:
-    return tuple(replace(tier, prefetch=64) for tier in default_tiers(line.topics.tiers))
+    return tuple(replace(tier, prefetch=PREFETCH) for tier in default_tiers(line.topics.tiers))
 
 
 def assert_each_once(line: Pipeline, ids: set) -> None:
@@ -31,44 +37,58 @@ def assert_each_once(line: Pipeline, ids: set) -> None:
     assert all(copy == copies[0] for copies in results.values() for copy in copies)
 
 
-def test_finished_results_wait_while_postgres_is_away(line: Pipeline, postgres_server: object) -> None:
-    if postgres_server.process is None:  # type: ignore[attr-defined]
+def submit_running(line: Pipeline, worker: RunningWorker, until: Path, count: int) -> set:
+    """So many jobs that the engine has, and that do not end before there is a file ``until``."""
+    ids = {line.submit(f"until:{until}") for _ in range(count)}
+    line.flush()
+    line.wait_for(lambda: {str(id) for id in ids} <= set(worker.engine.seen))
+    return ids
+
+
+def test_finished_results_wait_while_postgres_is_away(
+    line: Pipeline, postgres_server: postgres.Server, tmp_path: Path
+) -> None:
+    if postgres_server.process is None:
         pytest.skip("the server is not ours to stop")
     worker = line.start_worker(lambda: StandInEngine(latency_s=0.3), tiers=small_tiers(line))
     ids = {line.submit(f"prompt {n}") for n in range(300)}
-    line.producer.flush(10)
     line.wait_for(lambda: line.states()["succeeded"] > 30)
-    postgres_server.halt()  # type: ignore[attr-defined]
-    ids |= {line.submit(f"prompt {n}") for n in range(300)}
-    line.producer.flush(10)
-    line.wait_for(lambda: worker.worker.status().finishing > 0)
-    line.wait_for(lambda: worker.worker.status().held >= 64)
-    held = worker.worker.status().held
-    postgres_server.start()  # type: ignore[attr-defined]
-    line.wait_terminal(600)
+    running = submit_running(line, worker, tmp_path / "go on", 20)
+    with postgres_server.away():
+        ids |= {line.submit(f"prompt {n}") for n in range(600)}
+        line.flush()
+        (tmp_path / "go on").touch()
+        line.wait_for(lambda: worker.worker.status().finishing >= len(running))
+        # Nothing can be released meanwhile: what is held comes to rest only where the consumer is paused, or has all.
+        line.wait_for(lambda: worker.worker.status().held >= RESUME_BELOW * PREFETCH)
+        line.wait_until_steady(lambda: worker.worker.status().held)
+        held = worker.worker.status().held
+    ids |= running
+    line.wait_terminal(len(ids))
     line.wait_for(lambda: line.lag() == 0)
     worker.close()
 
-    assert held < 64 + 512  # the prefetch, and one fetch that was under way
+    assert held < PREFETCH + 1 + BATCH  # the prefetch, and one fetch that was under way
     assert_each_once(line, ids)
-    assert len(worker.engine.seen) == 600
+    assert len(worker.engine.seen) == len(ids)
 
 
 def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
-    own_broker: apache_kafka.Broker, database_url: str
+    own_broker: apache_kafka.Broker, database_url: str, tmp_path: Path
 ) -> None:
     with pipeline(own_broker.bootstrap, database_url) as line:
         worker = line.start_worker(lambda: StandInEngine(latency_s=1.0, slots=32), tiers=small_tiers(line))
         ids = {line.submit(f"prompt {n}") for n in range(200)}
-        line.producer.flush(10)
         line.wait_for(lambda: line.states()["succeeded"] > 20)
-        own_broker.kill()
-        before = line.states()["succeeded"]
-        line.wait_for(lambda: line.states()["succeeded"] > before and worker.worker.status().unconfirmed > 0)
-        own_broker.restart()
-        line.wait_terminal(200, seconds=60)
-        line.wait_for(lambda: line.lag() == 0, seconds=60)
+        running = submit_running(line, worker, tmp_path / "go on", 8)
+        with own_broker.away():
+            (tmp_path / "go on").touch()
+            line.wait_for(lambda: all(line.rows()[id] == "succeeded" for id in running))
+            line.wait_for(lambda: worker.worker.status().unconfirmed >= len(running))
+        ids |= running
+        line.wait_terminal(len(ids))
+        line.wait_for(lambda: line.lag() == 0)
         worker.close()
 
         assert_each_once(line, ids)
-        assert len(worker.engine.seen) == 200
+        assert len(worker.engine.seen) == len(ids)

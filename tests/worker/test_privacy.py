@@ -82,7 +82,7 @@ def submit_all(line: Pipeline) -> None:
     line.send({"prompt": CANARY, "job_id": CANARY * 100})
     line.send({CANARY: CANARY} | {"prompt": [[[CANARY]]], "tenant": [CANARY]})
     line.producer.produce(line.topics.control, value=json.dumps({"kind": CANARY, CANARY: 1}).encode())
-    line.producer.flush(10)
+    line.flush()
 
 
 def test_no_log_line_and_no_metric_tells_what_was_asked_or_answered(

@@ -21,7 +21,7 @@ def send_to_all_partitions(line: Pipeline, count: int) -> set[UUID]:
         id = uuid7()
         line.send({"job_id": str(id), "prompt": f"prompt {n}"}, TIERS[n % 3], partition=n // 3 % 4)
         ids.add(id)
-    line.producer.flush(10)
+    line.flush()
     return ids
 
 
@@ -31,15 +31,15 @@ def test_workers_that_join_and_leave_finish_every_job_once(
 ) -> None:
     if protocol == "consumer" and "Apache" not in kafka_kind:
         pytest.skip("the embedded broker does not know KIP-848")
-    first = line.start_worker(quick, group_protocol=protocol)
+    first = line.start_worker(quick, group_protocol=protocol, grace_s=60.0)
     ids = send_to_all_partitions(line, 300)
     line.wait_for(lambda: line.states()["succeeded"] > 20)
-    second = line.start_worker(quick, group_protocol=protocol)
+    second = line.start_worker(quick, group_protocol=protocol, grace_s=60.0)
     line.wait_for(lambda: second.worker.status().partitions == dict.fromkeys(TIERS, 2))
     ids |= send_to_all_partitions(line, 300)
     line.wait_for(lambda: second.engine.seen)
     first.close()
-    line.wait_terminal(600, seconds=60)
+    line.wait_terminal(600)
     line.wait_for(lambda: sum(map(line.lag, TIERS)) == 0)
     second.close()
 

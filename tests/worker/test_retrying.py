@@ -13,13 +13,13 @@ ATTEMPTS = "SELECT count(*) FROM attempts"
 def test_the_attempts_of_a_job_are_counted_in_the_table_and_survive_a_kill(line: Pipeline) -> None:
     first = line.start_process()
     id = line.submit("busy:odd")
-    line.producer.flush(10)
-    line.wait_for(lambda: line.query(ATTEMPTS) >= [(2,)], seconds=60)
+    line.flush()
+    line.wait_for(lambda: line.query(ATTEMPTS) >= [(2,)])
     first.kill()
     first.wait()
 
     second = line.start_process()
-    line.wait_terminal(1, seconds=60)
+    line.wait_terminal(1)
     second.terminate()
     assert second.wait(60) == 0
     assert line.rows() == {id: "failed"}
@@ -44,8 +44,8 @@ def test_a_job_that_waits_for_its_next_try_is_cancelled_at_once(line: Pipeline) 
     worker = line.start_worker()
     by_id = line.submit("flaky:1000")
     by_batch = line.submit("flaky:1000", batch_id="b")
-    line.producer.flush(10)
-    line.wait_for(lambda: line.query(ATTEMPTS) >= [(8,)], seconds=60)  # the next waits are of seconds
+    line.flush()
+    line.wait_for(lambda: line.query(ATTEMPTS) >= [(8,)])  # the next waits are of seconds
     line.control(CancelJob(id=by_id))
     line.control(CancelBatch(batch_id="b"))
     line.wait_terminal(2)

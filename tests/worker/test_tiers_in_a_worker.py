@@ -37,7 +37,7 @@ def test_a_tenant_s_limit_holds_and_others_fill_the_rest(line: Pipeline) -> None
     tiers = tuple(replace(tier, tenant_limit=4) for tier in default_tiers(line.topics.tiers))
     for n in range(120):
         line.submit(f"prompt {n}", tenant="loud" if n % 4 else "quiet")
-    line.producer.flush(10)
+    line.flush()
     worker = line.start_worker(CountingEngine, tiers=tiers)
     line.wait_terminal(120)
     engine = worker.engine
@@ -53,7 +53,7 @@ def test_a_promoted_job_runs_with_the_priority_of_the_tier_it_was_promoted_to(li
     tiers = (interactive, standard, replace(bulk, promote_after_s=0.5))
     worker = line.start_worker(CountingEngine, tiers=tiers, max_in_flight=2)
     running = line.submit("slow:2", tier="bulk")  # of two places, one is not for bulk
-    line.producer.flush(10)
+    line.flush()
     line.wait_for(lambda: worker.engines and worker.engine.seen)
     waited = line.submit("has waited", tier="bulk")
     line.wait_terminal(2)
