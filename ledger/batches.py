@@ -8,28 +8,36 @@ from typing import TypeVar
 from psycopg.types.json import Jsonb
 
 from headrace.ledger.database import Rows
+from headrace.ledger.staging import columns
 from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, CancelJob, ControlMessage, clean_text
 from headrace.schemas.wire import clean_json
 
 M = TypeVar("M", BatchOpened, BatchClosed)
 
+# Every batch that is spoken of gets its row first, in key order, as counters do it: so nobody waits in a circle.
+_NAME = """
+INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING
+"""
+
 # The first message of a kind says it: a repeat changes nothing.
 _OPEN = """
-INSERT INTO batches (tenant, batch_id, opened_at, expires_at, input_ref, metadata)
-VALUES (%s, %s, coalesce(%s, now()), %s, %s, %s)
-ON CONFLICT (tenant, batch_id) DO UPDATE SET
-    opened_at = excluded.opened_at, expires_at = excluded.expires_at,
-    input_ref = excluded.input_ref, metadata = excluded.metadata
-WHERE batches.opened_at IS NULL
+UPDATE batches SET opened_at = coalesce(said.opened_at, now()), expires_at = said.expires_at,
+    input_ref = said.input_ref, metadata = said.metadata
+FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[], %s::text[], %s::jsonb[])
+    AS said (tenant, batch_id, opened_at, expires_at, input_ref, metadata)
+WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batches.opened_at IS NULL
 """
 
 _CLOSE = """
-INSERT INTO batches (tenant, batch_id, expected, closed_at) VALUES (%s, %s, %s, coalesce(%s, now()))
-ON CONFLICT (tenant, batch_id) DO UPDATE SET expected = excluded.expected, closed_at = excluded.closed_at
-WHERE batches.closed_at IS NULL
+UPDATE batches SET expected = said.expected, closed_at = coalesce(said.closed_at, now())
+FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::timestamptz[]) AS said (tenant, batch_id, expected, closed_at)
+WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batches.closed_at IS NULL
 """
 
-_CANCEL = "INSERT INTO cancels (tenant, kind, target) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+_CANCEL = """
+INSERT INTO cancels (tenant, kind, target) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[])
+ON CONFLICT DO NOTHING
+"""
 
 IS_CANCELLED = """
 (EXISTS (SELECT FROM cancels c WHERE c.tenant = {job}.tenant AND c.kind = 'job' AND c.target = {job}.id::text)
@@ -39,17 +47,19 @@ IS_CANCELLED = """
 
 
 def apply(cursor: Rows, messages: Sequence[ControlMessage]) -> None:
-    """Take note of the messages; those of one kind in key order, so that two recorders do not deadlock."""
+    """Take note of the messages."""
     opened = _each_once(m for m in messages if isinstance(m, BatchOpened))
     closed = _each_once(m for m in messages if isinstance(m, BatchClosed))
-    cursor.executemany(
-        _OPEN,
-        [(*key, m.opened_at, m.expires_at, *_texts(m)) for key, m in opened],
-    )
-    cursor.executemany(_CLOSE, [(*key, m.expected, m.closed_at) for key, m in closed])
-    cursor.executemany(
-        _CANCEL, sorted({_target(m) for m in messages if isinstance(m, CancelJob | CancelBatch)})
-    )
+    cancels = sorted({_target(m) for m in messages if isinstance(m, CancelJob | CancelBatch)})
+    if opened or closed:
+        cursor.execute(_NAME, columns(sorted({key for key, _ in (*opened, *closed)})))
+    if opened:
+        lines = [(*key, m.opened_at, m.expires_at, *_texts(m)) for key, m in opened]
+        cursor.execute(_OPEN, columns(lines))
+    if closed:
+        cursor.execute(_CLOSE, columns((*key, m.expected, m.closed_at) for key, m in closed))
+    if cancels:
+        cursor.execute(_CANCEL, columns(cancels))
 
 
 def _each_once(messages: Iterable[M]) -> list[tuple[tuple[str, str], M]]:

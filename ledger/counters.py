@@ -16,6 +16,7 @@ from uuid import UUID
 
 from headrace.ledger.database import Rows
 from headrace.ledger.rows import RejectionRow
+from headrace.ledger.staging import columns
 from headrace.schemas import JobState
 
 K = TypeVar("K", bound=tuple[str | datetime, ...])
@@ -145,11 +146,11 @@ class Tally:
         shard = random.randrange(SHARDS)
         batches, tiers = _lines(self.batches, BATCH, shard), _lines(self.tiers, TIER, shard)
         if batches:
-            columns = _columns(batches)
-            cursor.execute(_OPEN_BATCH, columns[:2])
-            cursor.execute(_ADD_BATCH, columns)
+            arrays = columns(batches)
+            cursor.execute(_OPEN_BATCH, arrays[:2])
+            cursor.execute(_ADD_BATCH, arrays)
         if tiers:
-            cursor.execute(_ADD_TIER, _columns(tiers))
+            cursor.execute(_ADD_TIER, columns(tiers))
 
 
 def changes(cursor: Rows) -> list[Change]:
@@ -167,23 +168,17 @@ def _lines(counts: Mapping[K, Counter[str]], names: Sequence[str], shard: int) -
     return lines
 
 
-def _columns(lines: Sequence[tuple[object, ...]]) -> list[list[object]]:
-    return [list(column) for column in zip(*lines, strict=True)]
-
-
 def _upsert(table: str, keys: Mapping[str, str], names: Sequence[str]) -> str:
     """Adds lines, given as an array for each column. `keys`: the key's columns and their types."""
-    columns = {**keys, "shard": "smallint", **dict.fromkeys(names, "bigint")}
+    types = {**keys, "shard": "smallint", **dict.fromkeys(names, "bigint")}
     additions = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in names)
     return (
-        f"INSERT INTO {table} ({', '.join(columns)})"
-        f" SELECT * FROM unnest({', '.join(f'%s::{type}[]' for type in columns.values())})"
+        f"INSERT INTO {table} ({', '.join(types)})"
+        f" SELECT * FROM unnest({', '.join(f'%s::{type}[]' for type in types.values())})"
         f" ON CONFLICT ({', '.join(keys)}, shard) DO UPDATE SET {additions}"
     )
 
 
-# Statements of arrays, and no pipeline (which executemany is too): a client that is stopped in the middle of one keeps
-# its locks for as long as it sleeps. Between a pipeline's messages no timeout runs but Postgres 17's transaction_timeout.
 _BATCH_KEY = {"tenant": "text", "batch_id": "text"}
 _OPEN_BATCH = """
 INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING

@@ -9,7 +9,7 @@ from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.reopen import take_back
 from headrace.ledger.rows import JobRow, RejectionRow
-from headrace.ledger.staging import JOB_COLUMNS, insert_absent, job_values, stage
+from headrace.ledger.staging import JOB_COLUMNS, columns, insert_absent, job_values, stage
 from headrace.schemas import ErrorCode, JobState, clean_text
 
 # Recorder and worker may both say it of one record.
@@ -25,7 +25,8 @@ SELECT incoming.id FROM incoming JOIN jobs USING (id) WHERE jobs.content_sha <> 
 # A rejection that was taken back may come again, in the run that it was taken back for.
 _REJECT = """
 INSERT INTO rejections (src_topic, src_partition, src_offset, tenant, batch_id, custom_id, code, message, run)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (src_topic, src_partition, src_offset) DO UPDATE SET
+SELECT * FROM unnest(%s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[])
+ON CONFLICT (src_topic, src_partition, src_offset) DO UPDATE SET
     tenant = excluded.tenant, batch_id = excluded.batch_id, custom_id = excluded.custom_id,
     code = excluded.code, message = excluded.message, rejected_at = now(), reopened = false
 WHERE rejections.reopened AND rejections.run = excluded.run
@@ -61,11 +62,10 @@ def _insert_rejections(cursor: Rows, rejections: Sequence[RejectionRow], tally: 
         return 0
     take_back(cursor, by_source.values(), tally)
     values = [
-        (*source, row.tenant, row.batch_id, row.custom_id, row.code, row.message, row.run)
+        (*source, row.tenant, row.batch_id, row.custom_id, str(row.code), row.message, row.run)
         for source, row in sorted(by_source.items())
     ]
-    cursor.executemany(_REJECT, values, returning=True)
-    new = [by_source[source] for _ in cursor.results() for source in cursor.fetchall()]
+    new = [by_source[source] for source in cursor.execute(_REJECT, columns(values)).fetchall()]
     tally.rejected(new)
     return len(new)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from headrace.ledger.counters import SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.rows import JobRow, RejectionRow
-from headrace.ledger.staging import JOB_COLUMNS, job_values, stage
+from headrace.ledger.staging import JOB_COLUMNS, columns, job_values, stage
 from headrace.schemas import JobState
 
 # What is counted is the row as it was, so that is what is returned.
@@ -33,9 +33,18 @@ WITH changed AS (
 ) {SUMMARY}
 """
 
+# Locked in the order of their places first, as jobs are (see staging.LOCKED).
 _TAKE_BACK = """
-UPDATE rejections SET run = %s, reopened = true
-WHERE src_topic = %s AND src_partition = %s AND src_offset = %s AND run = %s AND NOT reopened
+UPDATE rejections r SET run = old.asked, reopened = true
+FROM (
+    SELECT src_topic, src_partition, src_offset, asked.run AS asked
+    FROM unnest(%s::text[], %s::int[], %s::bigint[], %s::int[]) AS asked (src_topic, src_partition, src_offset, run)
+    JOIN rejections USING (src_topic, src_partition, src_offset)
+    WHERE rejections.run = asked.run - 1 AND NOT reopened
+    ORDER BY src_topic, src_partition, src_offset FOR NO KEY UPDATE OF rejections
+) old
+WHERE (r.src_topic, r.src_partition, r.src_offset) = (old.src_topic, old.src_partition, old.src_offset)
+  AND r.run = old.asked - 1 AND NOT r.reopened
 RETURNING tenant, batch_id
 """
 
@@ -62,7 +71,6 @@ def take_back(cursor: Rows, rows: Iterable[JobRow | RejectionRow], tally: Tally)
     )
     if not values:
         return 0
-    cursor.executemany(_TAKE_BACK, [(run, *place, run - 1) for *place, run in values], returning=True)
-    batches = [(tenant, batch_id) for _ in cursor.results() for tenant, batch_id in cursor.fetchall()]
+    batches = cursor.execute(_TAKE_BACK, columns(values)).fetchall()
     tally.taken_back(batches)
     return len(batches)

@@ -1,4 +1,9 @@
-"""Rows on their way in: COPY into a temporary table, one for each session, emptied at each commit."""
+"""Rows on their way in: COPY into a temporary table, one for each session, emptied at each commit; few go as arrays.
+
+Each set of rows is one statement. A statement a row would be a round trip a row, or (executemany) a pipeline: a client
+that is stopped in the middle of one keeps its locks for as long as it sleeps, since between a pipeline's messages no
+timeout runs but Postgres 17's transaction_timeout.
+"""
 
 from __future__ import annotations
 
@@ -98,6 +103,11 @@ def stage(cursor: Rows, columns: Sequence[str], rows: Iterable[tuple[Any, ...]])
         for row in in_order:
             copy.write_row(row)
     return span(row[0] for row in (in_order[0], in_order[-1]))
+
+
+def columns(rows: Iterable[Sequence[object]]) -> list[list[object]]:
+    """The rows as an array for each column, for unnest. There must be rows."""
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _id(row: tuple[Any, ...]) -> int:

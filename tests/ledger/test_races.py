@@ -1,16 +1,18 @@
-"""A job that the recorder enters while a worker's transaction is on its way."""
+"""Writers in the middle of each other's transactions."""
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
-from rows import attempt, job, outcome, state
+from rows import attempt, job, outcome, query, state
 
-from headrace.ledger import Ledger
+from headrace.ledger import BatchState, Ledger
 from headrace.ledger import attempts as attempts_module
 from headrace.ledger import finish as finish_module
-from headrace.schemas import JobState
+from headrace.schemas import BatchClosed, BatchOpened, JobState
 
 
 class JustBefore:
@@ -53,3 +55,31 @@ def test_a_row_that_appears_between_update_and_insert_is_not_missed(
     counted = ledger.batch("acme", "b1")
     assert counted is not None
     assert counted.submitted == 2
+
+
+def test_control_messages_and_a_worker_that_counts_the_same_batches_do_not_deadlock(
+    database_url: str,
+) -> None:
+    messages = [
+        BatchOpened(tenant="acme", batch_id="b2"),
+        BatchClosed(tenant="acme", batch_id="b1", expected=1),
+    ]
+    count = "INSERT INTO batches (tenant, batch_id) VALUES ('acme', %s) ON CONFLICT DO NOTHING"
+    with (
+        Ledger(database_url, retry_for=0) as ledger,  # a deadlock would not be retried
+        psycopg.connect(database_url) as worker,
+        ThreadPoolExecutor(1) as recorder,
+    ):
+        worker.execute(count, ["b1"])
+        applied = recorder.submit(ledger.apply_control, messages)
+        while query(database_url, "SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
+            assert not applied.done()
+            time.sleep(0.01)
+        worker.execute(count, ["b2"])
+        worker.commit()
+        applied.result(60)
+        found = [ledger.batch("acme", name) for name in ("b1", "b2")]
+    assert [batch and (batch.state, batch.expected) for batch in found] == [
+        (BatchState.CLOSED, 1),
+        (BatchState.OPEN, None),
+    ]
