@@ -23,7 +23,7 @@ from headrace.worker.metrics import Metrics
 from headrace.worker.publisher import Publisher
 from headrace.worker.results import LargeBody, dead_letter_reason, outcome, result_record
 
-MOST_KEPT_BYTES = 256 * 1024 * 1024
+MOST_BYTES = 256 * 1024 * 1024  # of results that wait for the store, for Postgres or for Kafka
 
 VERDICTS = {
     JobState.CANCELLED: JobError(code=ErrorCode.CANCELLED, message="the job or its batch was cancelled"),
@@ -58,7 +58,7 @@ class Outcomes:
         self._finishes = BulkCall("finish", self._call_finish, wake, meter=metrics.call("finish"))
         self._store = None if config.result_store is None else open_store(config.result_store)
         self._keeps = BulkCall("keep", self._call_keep, wake, most=1)
-        self._kept_bytes = 0  # of large results on their way to the store
+        self._unwritten_bytes = 0  # of results on their way to the store and to the table
         self._rejects = BulkCall("reject", self._call_reject, wake, meter=metrics.call("reject"))
 
     # --- ends -------------------------------------------------------------------------------------------------------
@@ -115,10 +115,11 @@ class Outcomes:
     def turn(self) -> None:
         """Write what has been kept, publish what has been written, and release what has been published."""
         for ((job, row, large),), _ in self._keeps.results():
-            self._kept_bytes -= len(large.body)
+            self._unwritten_bytes -= len(large.body)
             self._finishes.put([(job, row)])
         for ended, finished in self._finishes.results():
             for job, row in ended:
+                self._unwritten_bytes -= len(row.body)
                 self._note_written(job, row, finished)
         for rejections, _ in self._rejects.results():
             for rejection in rejections:
@@ -139,8 +140,13 @@ class Outcomes:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits for the results store that no more should be made."""
-        return self._kept_bytes > MOST_KEPT_BYTES
+        """Whether so much waits that no more results should be made."""
+        return self._unwritten_bytes + self._publisher.unconfirmed_bytes > MOST_BYTES
+
+    @property
+    def unpublished_full(self) -> bool:
+        """Whether so much waits for Kafka that no more stored results should be looked up."""
+        return self._publisher.unconfirmed_bytes > MOST_BYTES
 
     @property
     def unconfirmed(self) -> int:
@@ -160,10 +166,11 @@ class Outcomes:
         if job.dead_letter is not None:
             self._metrics.died(job.dead_letter.code)
         self.brake.note(dead=job.dead_letter is not None, now=time.monotonic())
+        self._unwritten_bytes += len(row.body)
         if large is None:
             self._finishes.put([(job, row)])
         else:  # a row never refers to what is not there
-            self._kept_bytes += len(large.body)
+            self._unwritten_bytes += len(large.body)
             self._keeps.put([(job, row, large)])
 
     def _unsuccessful(self, job: Job, state: JobState, error: JobError) -> JobResult:

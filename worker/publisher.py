@@ -1,7 +1,8 @@
 """Kafka out: results and dead letters, through an idempotent producer.
 
 A record counts as published when the broker has confirmed it. While Kafka is away records wait here, also past the
-producer's own message timeout; what may wait is bounded because the consumers pause on unreleased records.
+producer's own message timeout; what may wait is bounded because the worker begins nothing more beyond
+``unconfirmed_bytes``, and because the consumers pause on unreleased records.
 """
 
 import logging
@@ -36,6 +37,11 @@ class Publication:
     headers: Headers
     about: Any
 
+    @property
+    def size(self) -> int:
+        """Bytes it keeps in memory, its value's alone."""
+        return len(self.value or b"")
+
 
 class Publisher:
     """Publishes until confirmed. Used by one thread; never blocks but in ``flush``."""
@@ -45,6 +51,8 @@ class Publisher:
             "linger.ms": 5,
             "compression.type": "lz4",
             "message.timeout.ms": 60_000,
+            "queue.buffering.max.kbytes": 64
+            * 1024,  # it keeps a copy of each record; by default up to a gigabyte
             **settings,
             "enable.idempotence": True,
             "acks": "all",
@@ -53,12 +61,14 @@ class Publisher:
         self._waiting: deque[Publication] = deque()
         self._sent: set[Publication] = set()
         self._confirmed: list[Publication] = []
+        self.unconfirmed_bytes = 0
         self._again_at = 0.0
         self._broken = False
 
     def put(self, publication: Publication) -> None:
         """Publish this, and say so in ``confirmed``."""
         self._waiting.append(publication)
+        self.unconfirmed_bytes += publication.size
 
     def confirmed(self) -> list[Publication]:
         """Send what waits, and return what has been confirmed since the last call."""
@@ -103,16 +113,19 @@ class Publisher:
         if publication not in self._sent:
             return  # of a producer that was replaced
         if error is None:
-            self._sent.discard(publication)
-            self._confirmed.append(publication)
+            self._confirm(publication)
         else:
             self._refused(publication, error)
+
+    def _confirm(self, publication: Publication) -> None:
+        self._sent.discard(publication)
+        self._confirmed.append(publication)
+        self.unconfirmed_bytes -= publication.size
 
     def _refused(self, publication: Publication, error: KafkaError) -> None:
         if error.code() in NEVER_TAKEN:
             log.error("%s does not take record %s: %s", publication.topic, publication.key, error)
-            self._sent.discard(publication)
-            self._confirmed.append(publication)
+            self._confirm(publication)
             return
         if time.monotonic() >= self._again_at:  # the first of many that fail together
             log.warning("publishing on %s failed, trying again: %s", publication.topic, error)

@@ -40,6 +40,7 @@ from headrace.worker.timetable import Timetable
 log = logging.getLogger(__name__)
 
 ARRIVALS_A_TURN = 256  # reading more at once would keep the engine's answers waiting
+LOOKUPS_A_CALL = 256  # each may bring a stored result of up to a megabyte
 ENGINE_WAIT_S = 0.005
 PUBLISH_WAIT_S = 0.005
 IDLE_WAIT_S = 0.05
@@ -74,7 +75,9 @@ class Worker:
         self._metrics = Metrics([tier.name for tier in config.tiers], model)
 
         self._held = Held(lambda delivery: self._consumers[delivery.tier].release(delivery))
-        self._lookups = BulkCall("lookup", self._call_lookup, self._wake, meter=self._metrics.call("lookup"))
+        self._lookups = BulkCall(
+            "lookup", self._call_lookup, self._wake, LOOKUPS_A_CALL, self._metrics.call("lookup")
+        )
         self._admission: Admission[Job] = Admission(config.tiers, config.max_in_flight)
         self._suspects = suspects.Suspects()
         self._apart = False  # what is in flight is a group of suspects
@@ -166,11 +169,17 @@ class Worker:
 
     def _take_arrivals(self) -> None:
         self._mind_the_brake()
-        for _ in range(0 if self._draining or self._paused else ARRIVALS_A_TURN):
+        for _ in range(ARRIVALS_A_TURN if self._has_room else 0):
             inbox = next((inbox for inbox in self._arrivals.values() if inbox), None)
             if inbox is None:
                 return
             self._take(inbox.popleft())
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether to take more jobs. Those that wait to be looked up may all bring a stored result with them."""
+        closed = self._draining or self._paused or self._outcomes.unpublished_full
+        return not closed and self._lookups.pending < 2 * LOOKUPS_A_CALL
 
     def _mind_the_brake(self) -> None:
         """Stop taking jobs once too many have become dead letters; take them again later."""

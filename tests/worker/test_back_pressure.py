@@ -3,10 +3,16 @@
 import json
 from dataclasses import replace
 
+import pytest
 from pipeline import Pipeline
 from standin import StandInEngine
 
-from headrace.worker import default_tiers
+from headrace.worker import default_tiers, outcomes
+from headrace.worker import worker as worker_module
+from headrace.worker.publisher import Publisher
+
+LONG = "long " * 400  # 2 kB, and its result more
+SOME = 20_000  # bytes of results
 
 
 def test_a_worker_that_is_full_for_a_moment_fetches_little_twice(line: Pipeline) -> None:
@@ -24,3 +30,38 @@ def test_a_worker_that_is_full_for_a_moment_fetches_little_twice(line: Pipeline)
     line.start_worker(lambda: StandInEngine(latency_s=0.001), tiers=tiers, kafka=statistics)
     line.wait_terminal(count)
     assert 0 < received[0] < 3 * count
+
+
+def test_results_that_wait_for_kafka_are_bounded_by_bytes_whether_new_or_stored(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, at_once = 100, 4
+    send = Publisher._send
+    monkeypatch.setattr(outcomes, "MOST_BYTES", SOME)
+    monkeypatch.setattr(worker_module, "LOOKUPS_A_CALL", at_once)
+    monkeypatch.setattr(worker_module, "ARRIVALS_A_TURN", at_once)
+    monkeypatch.setattr(Publisher, "_send", lambda self: None)  # a broker that is away
+    for n in range(count):
+        line.submit(LONG + str(n))
+    line.producer.flush(20)
+
+    first = line.start_worker(max_in_flight=at_once)
+    line.wait_for(lambda: first.worker._outcomes.full and first.worker.status().unconfirmed >= 8)
+    line.wait_for(lambda: first.worker.status().in_flight == first.worker.status().finishing == 0)
+    assert len(first.engine.seen) * len(LONG) < SOME + 2 * at_once * len(LONG)
+    monkeypatch.setattr(Publisher, "_send", send)
+    line.wait_terminal(count)
+    line.wait_for(lambda: line.lag() == 0)
+    first.close()
+    assert len(first.engine.seen) == count
+
+    line.forget_offsets("standard")
+    monkeypatch.setattr(Publisher, "_send", lambda self: None)
+    second = line.start_worker()
+    line.wait_for(lambda: second.worker._outcomes.unpublished_full and second.worker._lookups.idle)
+    assert second.worker._outcomes.unconfirmed < count / 2
+    monkeypatch.setattr(Publisher, "_send", send)
+    line.wait_for(lambda: line.lag() == 0)
+    second.close()
+    assert second.engine.seen == []
+    assert len(line.take(line.topics.results, 2 * count)) == 2 * count

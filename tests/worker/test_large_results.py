@@ -98,7 +98,7 @@ def test_a_store_that_is_away_keeps_large_results_waiting_and_no_others(
 def test_too_much_that_waits_for_the_store_lets_no_more_jobs_start(
     line: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "MOST_KEPT_BYTES", LIMIT)
+    monkeypatch.setattr(outcomes, "MOST_BYTES", LIMIT)
     store = tmp_path / "store"
     worker = line.start_worker(max_result_bytes=LIMIT, result_store=str(store))
     store.rmdir()
