@@ -23,7 +23,7 @@ from headrace.engine.text import TextCompletion, TextRequest
 from headrace.ledger import Ledger, finish, ledger, record, staging
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import Topics
-from headrace.worker import Worker, WorkerConfig, outcomes, publisher, running, worker
+from headrace.worker import Worker, WorkerConfig, attempts, outcomes, publisher, worker
 from headrace.worker.admission import Admission
 from headrace.worker.attempts import Attempts
 from headrace.worker.consumer import TierConsumer
@@ -83,7 +83,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (
     (Admission, "take", "admission"),
     (Attempts, "begin", "attempt: row"),
     (ledger, "begin", "attempt: write"),
-    (running, "to_request", "translate in"),
+    (attempts, "to_request", "translate in"),
     (outcomes.translate, "succeeded", "translate out"),
     (outcomes, "outcome", "encode"),
     (ledger, "finish", "finish: write"),
