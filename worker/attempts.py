@@ -5,7 +5,7 @@ without an outcome, and one whose engine died is marked so.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from headrace.engine.errors import EngineDead
@@ -102,6 +102,11 @@ class Attempts:
         except EngineDead as death:
             self._return(self._running.bury(death), died=True)
         self._give_back_begun()
+
+    def give_back_ended(self, jobs: Sequence[Job]) -> None:
+        """These have left the engine, but their results cannot be written down: end their attempts likewise."""
+        self._in_flight.update((job.row.id, job) for job in jobs)
+        self._return(jobs, died=False)
 
     def _give_back_begun(self) -> None:
         self._return(self._begun, died=False)

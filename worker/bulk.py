@@ -5,6 +5,7 @@ Postgres is away the batch is tried again and again, and what comes meanwhile ga
 because every item belongs to a delivery, and consumers pause on those. The results store is called in the same way.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -41,7 +42,7 @@ class BulkCall(Generic[I, R]):
         self._call, self._wake, self._most = call, wake, most
         self._items: deque[I] = deque()
         self._results: deque[tuple[list[I], R]] = deque()
-        self._in_call = 0
+        self._batch: list[I] = []  # in the call
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._more = threading.Condition()
@@ -66,12 +67,22 @@ class BulkCall(Generic[I, R]):
     @property
     def pending(self) -> int:
         """Items whose result is not there yet."""
-        return len(self._items) + self._in_call
+        return len(self._items) + len(self._batch)
 
     @property
     def idle(self) -> bool:
         """Nothing handed over that has not come back."""
         return not self.pending and not self._results
+
+    def give_up(self) -> list[I]:
+        """Call no more, and take back what has no result yet: none will come. What is in a call may still be done."""
+        with self._more:
+            self._stopping.set()
+            self._more.notify()
+            left = [*self._batch, *self._items]
+            self._batch = []
+            self._items.clear()
+        return left
 
     def close(self) -> None:
         """End after the call in progress; what gathered is forgotten."""
@@ -86,8 +97,10 @@ class BulkCall(Generic[I, R]):
                 result = self._insist(batch)
                 if result is None:
                     return
-                self._results.append((batch, result[0]))
-                self._in_call = 0
+                with self._more:
+                    if self._batch:  # else given up meanwhile
+                        self._results.append((batch, result[0]))
+                        self._batch = []
                 self._wake.set()
         except BaseException as error:
             self._failure = error
@@ -98,10 +111,11 @@ class BulkCall(Generic[I, R]):
             self._more.wait_for(lambda: self._items or self._stopping.is_set())
             if self._stopping.is_set():
                 return []
-            self._in_call = min(
-                self._most, len(self._items)
-            )  # first: who asks meanwhile must not find it idle
-            return [self._items.popleft() for _ in range(self._in_call)]
+            # Counted twice for a moment: who asks meanwhile must not find it idle.
+            self._batch = list(itertools.islice(self._items, self._most))
+            for _ in self._batch:
+                self._items.popleft()
+            return self._batch
 
     def _insist(self, batch: list[I]) -> tuple[R] | None:
         """Call until there is an answer; None if told to stop first."""

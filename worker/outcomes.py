@@ -153,6 +153,10 @@ class Outcomes:
         """Records that Kafka has not confirmed yet."""
         return self._publisher.unconfirmed
 
+    def give_up_keeping(self) -> list[Job]:
+        """Ask no more of the results store; return the jobs whose results it does not have."""
+        return [job for job, _, _ in self._keeps.give_up()]
+
     def close(self) -> None:
         """Forget what is on its way; its offsets are not committed, so it comes again."""
         self._keeps.close()

@@ -388,8 +388,12 @@ class Worker:
             log.info("giving back %d jobs", len(self._attempts))
             self._attempts.give_back()
             self._turn_while(lambda: self._attempts, ABORT_S)
-        # 5. Write and publish what has ended.
+        # 5. Write and publish what has ended. What the results store has not taken by then is given back as well.
         self._turn_while(lambda: not self._outcomes.idle, FLUSH_S)
+        if unkept := self._outcomes.give_up_keeping():
+            log.warning("giving back %d jobs whose results the results store has not taken", len(unkept))
+            self._attempts.give_back_ended(unkept)
+            self._turn_while(lambda: self._attempts, ABORT_S)
         # 6. Commit and leave the groups, then let the engine go and say goodbye: _close, which a crash comes to also.
 
     def _turn_while(self, condition: Callable[[], object], seconds: float) -> None:

@@ -120,3 +120,23 @@ def test_a_call_is_not_idle_while_its_batch_is_being_gathered(
     call.put([1, 2])
     assert collect(call, 2, wake)
     assert idle == [False, False]
+
+
+def test_what_is_given_up_comes_back_once_and_gets_no_result(
+    open_calls: list[BulkCall[int, list[int]]],
+) -> None:
+    gate = threading.Event()
+
+    def slow(items: list[int]) -> list[int]:
+        gate.wait(10)
+        return items
+
+    call = BulkCall("slow", slow, threading.Event(), most=1)
+    open_calls.append(call)
+    call.put([1, 2, 3])
+    while len(call._items) > 2:  # until the first is in the call
+        time.sleep(0.001)
+    assert call.give_up() == [1, 2, 3]
+    gate.set()
+    call.close()
+    assert (call.results(), call.pending, call.idle) == ([], 0, True)

@@ -13,6 +13,7 @@ from headrace.schemas import BatchClosed, ErrorCode, JobResult, JobState
 from headrace.schemas.topics import MAX_LETTER_BYTES
 from headrace.store import open_store
 from headrace.worker import outcomes
+from headrace.worker import worker as worker_module
 
 LONG = "long " * 2000
 LIMIT = 4000
@@ -112,6 +113,29 @@ def test_too_much_that_waits_for_the_store_lets_no_more_jobs_start(
     line.wait_terminal(2)
     worker.close()
     assert line.states() == {"succeeded": 2}
+
+
+def test_a_stop_while_the_store_is_away_leaves_no_attempt_open(
+    line: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.5)
+    store = tmp_path / "store"
+    first = line.start_worker(max_result_bytes=LIMIT, result_store=str(store))
+    store.rmdir()
+    store.write_text("in the way")
+    ids = {line.submit(LONG + str(n)) for n in range(3)}
+    line.wait_for(lambda: first.worker.status().finishing == 3)
+    first.close()
+    assert line.states() == {"running": 3}
+    assert line.query("SELECT count(*) FROM attempts WHERE ended_at IS NULL OR died") == [(0,)]
+
+    store.unlink()
+    second = line.start_worker(max_result_bytes=LIMIT, result_store=str(store))
+    line.wait_terminal(3)
+    line.wait_for(lambda: line.lag() == 0)
+    second.close()
+    assert line.rows() == dict.fromkeys(ids, "succeeded")
+    assert len(stored(line)) == 3
 
 
 def test_a_large_result_that_comes_again_is_published_again_as_it_was(line: Pipeline, tmp_path: Path) -> None:
