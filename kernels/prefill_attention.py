@@ -8,6 +8,7 @@ q: [T, Hq, D], rows packed one after another (row r owns query_start[r] .. query
 context_lens[r] - query_len + i. Keys are found through block_tables[slots[r]].
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -253,6 +254,24 @@ def prefill_attention(
     return out
 
 
+def _rows_with_keys(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    query_start: Tensor,
+    context_lens: Tensor,
+) -> Iterator[tuple[int, int, int, Tensor, Tensor]]:
+    """For each row with queries and keys: first token, end, number of keys, and K and V of its blocks, [Hkv, m * B, D]."""
+    block_size = k_cache.shape[2]
+    bounds = query_start.tolist()
+    rows = zip(bounds[:-1], bounds[1:], slots.tolist(), context_lens.tolist(), strict=True)
+    for first, end, slot, context in rows:
+        if first < end and context > 0:
+            blocks = block_tables[slot : slot + 1, : -(-context // block_size)]
+            yield first, end, context, gather_pages(k_cache, blocks)[0], gather_pages(v_cache, blocks)[0]
+
+
 def _prefill_attention_cpu(
     q: Tensor,
     k_cache: Tensor,
@@ -265,22 +284,15 @@ def _prefill_attention_cpu(
     out: Tensor,
 ) -> Tensor:
     """One scaled_dot_product_attention a row."""
-    block_size = k_cache.shape[2]
-    bounds = query_start.tolist()
-    rows = zip(bounds[:-1], bounds[1:], slots.tolist(), context_lens.tolist(), strict=True)
-    for first, end, slot, context in rows:
-        if first == end:
-            continue
-        blocks = block_tables[slot : slot + 1, : -(-context // block_size)]
-        k = gather_pages(k_cache, blocks)[:, :, :context]
-        v = gather_pages(v_cache, blocks)[:, :, :context]
+    rows = _rows_with_keys(k_cache, v_cache, block_tables, slots, query_start, context_lens)
+    for first, end, context, k, v in rows:
         queries = end - first
         whole = queries == context  # nothing cached: the plain causal case, which needs no mask
         mask = None if whole else torch.ones(queries, context, dtype=torch.bool).tril_(context - queries)
         attended = F.scaled_dot_product_attention(
             q[first:end].transpose(0, 1)[None],
-            k.to(q.dtype),
-            v.to(q.dtype),
+            k[None, :, :context].to(q.dtype),
+            v[None, :, :context].to(q.dtype),
             attn_mask=mask,
             is_causal=whole,
             scale=scale,
@@ -301,13 +313,12 @@ def _one_query_at_a_time(
     scale: float,
     out: Tensor,
 ) -> Tensor:
-    """Two products a query, in fp32, whose shapes follow from its position alone."""
-    kv_heads, block_size, head_dim = k_cache.shape[1:]
-    bounds = query_start.tolist()
-    rows = zip(bounds[:-1], bounds[1:], slots.tolist(), context_lens.tolist(), strict=True)
-    for first, end, slot, context in rows:
-        blocks = block_tables[slot : slot + 1, : -(-context // block_size)]
-        k, v = gather_pages(k_cache, blocks)[0].float(), gather_pages(v_cache, blocks)[0].float()
+    """Two products a query, in fp32, whose shapes follow from its position alone. Rows without keys get zeros."""
+    kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    out.zero_()
+    rows = _rows_with_keys(k_cache, v_cache, block_tables, slots, query_start, context_lens)
+    for first, end, context, k, v in rows:
+        k, v = k.float(), v.float()
         queries = (q[first:end].float() * scale).view(end - first, kv_heads, -1, head_dim)
         for token, query in enumerate(queries):
             keys = context - (end - first) + token + 1
