@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.engine.capture import record
 from headrace.engine.mixed_graphs import MixedGraphs
 from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
@@ -73,15 +74,11 @@ class GraphCache:
 
     @torch.inference_mode()
     def _capture(self, size: int, *, shared: bool) -> _Captured:
-        """Record a step of ``size`` padding rows. A first, plain run lets every kernel compile and set itself up."""
+        """Record a step of ``size`` padding rows."""
         nothing = np.empty(0, np.int32)
         tiles = np.zeros((_TILE_FIELDS, _tile_capacity(size)), np.int32)
         self._load(size, [nothing] * _ROW_FIELDS, list(tiles))
-        self._step(size, shared)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = self._step(size, shared)
+        graph, outputs = record(lambda: self._step(size, shared), self._pool)
         self._pool = self._pool or graph.pool()
         return _Captured(graph, *outputs)
 

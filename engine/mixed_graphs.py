@@ -6,7 +6,6 @@ keep the device busy for longer than it takes to launch them one by one, and pad
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.engine.capture import record
 from headrace.engine.plan import Ints, StepPlan
 from headrace.engine.runner import ModelRunner, Sampled, StepShape
 
@@ -26,11 +26,9 @@ _ROW_FIELDS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """decodes, tokens: what the graph has room for. hidden: [decodes + tokens, H], written by a replay."""
+    """hidden: [decodes + tokens, H], for as many of both as the graph has room for. A replay writes it."""
 
-    decodes: int
-    tokens: int
-    replay: Callable[[], None]
+    graph: torch.cuda.CUDAGraph
     hidden: Tensor
 
 
@@ -70,7 +68,7 @@ class MixedGraphs:
         captured = self._captured[decodes, tokens]
         self.runner.update(plan)
         self.runner.staging.upload_into(self._inputs, _padded(plan, decodes, tokens))
-        captured.replay()
+        captured.graph.replay()
         last = np.cumsum(plan.query_lens, dtype=np.int32)[plan.sample_rows] - 1
         last[plan.sample_rows >= n] += decodes - n
         return self.runner.finish(captured.hidden, last, plan)
@@ -81,8 +79,8 @@ class MixedGraphs:
         fields = self._inputs[: _ROW_FIELDS * rows].view(_ROW_FIELDS, rows)
         fields.zero_()
         fields[0] = -1
-        replay, hidden = _record(lambda: self._step(decodes, tokens), pool)
-        return _Captured(decodes, tokens, replay, hidden)
+        graph, hidden = record(lambda: self._step(decodes, tokens), pool)
+        return _Captured(graph, hidden)
 
     def _step(self, decodes: int, tokens: int) -> Tensor:
         rows = decodes + PREFILL_ROWS
@@ -116,13 +114,3 @@ def _padded(plan: StepPlan, decodes: int, tokens: int) -> Ints:
     ids = np.zeros(decodes + tokens, np.int32)
     ids[:n], ids[decodes : decodes + plan.num_tokens - n] = plan.token_ids[:n], plan.token_ids[n:]
     return np.concatenate((fields.ravel(), ends[-1:], ids))
-
-
-def _record(step: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor]:
-    """A step as a graph: what replays it, and where its result will stand. A first, plain run sets every kernel up."""
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        hidden = step()
-    return graph.replay, hidden

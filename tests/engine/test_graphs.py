@@ -1,0 +1,131 @@
+"""What captured decode steps compute, replayed without a GPU: inputs padded, slots that come and go, prefixes shared."""
+
+import random
+
+import numpy as np
+import pytest
+import tiny_model
+from fake_graphs import fake_graphs
+
+from headrace.engine import Engine, EngineConfig, Request, SamplingParams
+from headrace.engine.build import build
+from headrace.engine.graphs import GraphCache, graph_sizes
+from headrace.engine.numerics import BATCH_INVARIANT
+
+OPTIONS = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_p": 0.8, "logprobs": 2},
+    {"temperature": 1.0, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+    {"temperature": 1.0, "logit_bias": ((3, 2.0),), "bad_words": ((5,), (7, 8, 9)), "logprobs": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def replays(monkeypatch):
+    with fake_graphs(monkeypatch) as replayed:
+        yield replayed
+
+
+class WithGraphs:
+    """Runs steps that fit as graphs, the others as ever."""
+
+    def __init__(self, inner, *, mixed):
+        self.inner, self.graphs = inner, GraphCache(inner.runner, mixed=mixed)
+        self.graphs.capture_all()
+        self.shared = 0
+
+    def submit(self, plan):
+        if not self.graphs.fits(plan):
+            return self.inner.submit(plan)
+        self.shared += len(plan.group_start) > 0
+        return self.inner._handle(self.graphs.run(plan), None, plan)
+
+
+def engine_of(model, *, graphs, mixed=False, **options):
+    defaults = {"kv_tokens": 8192, "max_slots": 40, "block_size": 16, "max_context": 256}
+    config = EngineConfig(
+        model=model, weights="random", dtype="float32", device="cpu", **(defaults | options)
+    )
+    parts = build(config)
+    engine = Engine(config, parts)
+    if graphs:
+        engine._executor = WithGraphs(parts.executor, mixed=mixed)
+    return engine
+
+
+def requests(count=45):
+    """Some begin alike for longer than it takes to attend to a prefix together."""
+    rng = random.Random(1)
+    shared = [rng.randrange(3, 250) for _ in range(150)]
+    asked = []
+    for i in range(count):
+        own = [rng.randrange(3, 250) for _ in range(rng.choice([1, 5, 16, 17, 40]))]
+        params = {"temperature": 0.0, "seed": i, "max_tokens": rng.randrange(1, 30), "ignore_eos": True}
+        asked.append(
+            Request(f"r{i}", shared + own if i % 3 else own, SamplingParams(**params | OPTIONS[i % 5]))
+        )
+    return asked
+
+
+def told(engine, waiting):
+    """What each request got, a few of them added at each step: tokens, and log-probabilities where wanted."""
+    done, waiting = {}, list(waiting)
+    while waiting or engine.has_work:
+        if waiting:
+            engine.add_many([waiting.pop() for _ in range(min(3, len(waiting)))])
+        done |= {completion.id: completion for completion in engine.step().completions}
+    engine.check()
+    return done
+
+
+@pytest.mark.parametrize(
+    ("mixed", "lag", "kv_tokens"), [(False, 0, 8192), (False, 2, 640), (True, 1, 640), (True, 2, 8192)]
+)
+def test_tokens_and_logprobs_are_those_of_plain_steps(model, replays, mixed, lag, kv_tokens):
+    options = {"lag": lag, "kv_tokens": kv_tokens, "max_batched_tokens": 200}
+    expected = told(engine_of(model, graphs=False, **options), requests())
+    engine = engine_of(model, graphs=True, mixed=mixed, **options)
+    done = told(engine, requests())
+    for name, one in expected.items():
+        assert done[name].token_ids == one.token_ids
+        if one.logprobs is not None:
+            np.testing.assert_allclose(done[name].logprobs.chosen, one.logprobs.chosen, atol=1e-5)
+            np.testing.assert_allclose(done[name].logprobs.top, one.logprobs.top, atol=1e-5)
+    assert len({len(graph.results[0]) for graph in replays}) > 4, "several sizes of graphs were used"
+    assert (engine.stats().preemptions > 0) == (kv_tokens == 640)
+    if kv_tokens > 640:
+        assert engine._executor.shared, "no step shared a prefix"
+
+
+def test_batch_invariant_graphs_give_the_bits_of_plain_steps(model, replays):
+    options = {"batch_invariant": True, "lag": 1, "kv_tokens": 640, "max_batched_tokens": 200}
+    expected = told(engine_of(model, graphs=False, **options), requests())
+    done = told(engine_of(model, graphs=True, mixed=True, **options), requests())
+    assert replays
+    for name, one in expected.items():
+        assert done[name].token_ids == one.token_ids
+        if one.logprobs is not None:
+            assert done[name].logprobs.chosen.tobytes() == one.logprobs.chosen.tobytes()
+
+
+def test_a_graph_of_batch_invariant_steps_shares_no_prefixes(model):
+    engine = engine_of(model, graphs=True, batch_invariant=True)
+    graphs = engine._executor.graphs
+    assert graphs.runner.model.numerics is BATCH_INVARIANT
+    assert {shared for _, shared in graphs._captured} == {False}
+
+
+@pytest.mark.parametrize("largest", [1, 2, 5, 40, 64, 65, 256, 300, 2048])
+def test_every_number_of_rows_has_a_graph_that_is_not_much_larger(largest):
+    sizes = graph_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    for rows in range(1, largest + 1):
+        size = min(size for size in sizes if size >= rows)
+        assert size - rows <= max(rows // 3, 64) if rows >= 64 else size - rows <= max(rows / 2, 1)

@@ -1,0 +1,48 @@
+"""CUDA graphs without a GPU: a replay computes the step anew, from what is in its inputs then, into the memory it had."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+
+class FakeGraph:
+    """A recorded step, and where its results stand."""
+
+    def __init__(
+        self, step: Callable[[], Any], results: list[torch.Tensor], replays: list["FakeGraph"]
+    ) -> None:
+        self.step, self.results, self.replays = step, results, replays
+
+    def replay(self) -> None:
+        """Compute the step."""
+        self.replays.append(self)
+        for result, now in zip(self.results, _tensors(self.step()), strict=True):
+            result.copy_(now)
+
+    def pool(self) -> tuple[int, int]:
+        """What stands for the memory pool."""
+        return (0, 1)
+
+
+@contextmanager
+def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGraph]]:
+    """While open, steps are recorded so. Yields the graphs replayed, in order."""
+    replays: list[FakeGraph] = []
+
+    def record(step: Callable[[], Any], pool: Any) -> tuple[FakeGraph, Any]:
+        results = step()
+        held = [tensor.clone() for tensor in _tensors(results)]
+        graph = FakeGraph(step, held, replays)
+        return graph, held[0] if isinstance(results, torch.Tensor) else tuple(held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.engine.graphs.record", record)
+        patch.setattr("headrace.engine.mixed_graphs.record", record)
+        yield replays
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    return [results] if isinstance(results, torch.Tensor) else list(results)
