@@ -58,6 +58,9 @@ class SymbolicExecutor:
     def submit(self, plan: StepPlan) -> np.ndarray:
         assert plan.num_tokens == plan.query_lens.sum()
         assert (plan.query_lens[: plan.num_decodes] == 1).all()
+        # A GPU sets them in no particular order.
+        assert len(set(zip(plan.table_slots, plan.table_index, strict=True))) == len(plan.table_slots)
+        assert len(set(plan.sampling.slots)) == len(plan.sampling.slots)
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot stands in two rows"
         self.tables[plan.table_slots, plan.table_index] = plan.table_blocks
         self._check_groups(plan)
