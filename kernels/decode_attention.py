@@ -175,14 +175,14 @@ def _tile(itemsize: int) -> _Tile:
 
 
 _PROGRAMS_AN_SM = 12  # enough waves that the last, partial one costs little
-_LEAST_KEYS_A_SPLIT = 256
-_MOST_SPLITS = 64
+LEAST_KEYS_A_SPLIT = 256
+MOST_SPLITS = 64
 
 
 def _num_splits(rows: int, kv_heads: int, max_context_len: int, device: torch.device) -> int:
     """Into how many parts each row's keys are split: a power of two, from what the host knows without a sync."""
     wanted = multiprocessors(device) * _PROGRAMS_AN_SM // (rows * kv_heads)
-    most = min(max(max_context_len // _LEAST_KEYS_A_SPLIT, 1), _MOST_SPLITS)
+    most = min(max(max_context_len // LEAST_KEYS_A_SPLIT, 1), MOST_SPLITS)
     return 1 << (max(min(wanted, most), 1).bit_length() - 1)
 
 

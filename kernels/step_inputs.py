@@ -20,7 +20,10 @@ from torch import Tensor
 from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
 
 
-@triton.jit
+# Batch sizes change from step to step: neither they nor where a slice of a buffer starts may ask for a compilation.
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=["slots_ptr", "starts_ptr"]
+)
 def _step_inputs_kernel(
     token_ids_ptr,  # [T] int64
     query_start_ptr,  # [R + 1] int32

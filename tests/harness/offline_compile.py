@@ -42,8 +42,37 @@ def compiled_not_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         yield compiled
 
 
+@contextmanager
+def specialisations_met(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """While open, launchers take their Triton path for CPU tensors, and a launch computes nothing: what it writes of a
+    step's inputs and tokens becomes zeros. Yields what a GPU would have to have compiled for the launches so far.
+    """
+    met: set[str] = set()
+
+    def run(self: triton.JITFunction, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        values = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        met.add(f"{self.__name__}{_specialisation(self, values)}{options}")
+        for name in ("ids_ptr", "positions_ptr", "slot_mapping_ptr", "tokens_ptr"):
+            if isinstance(written := values.get(name), torch.Tensor):
+                written.zero_()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.kernels.dispatch.INTERPRETED", True)
+        patch.setattr(triton.JITFunction, "run", run)
+        yield met
+
+
 def _source(kernel: triton.JITFunction, values: dict[str, object]) -> ASTSource:
-    """The kernel specialised on its arguments as a launch specialises it: on ones and on multiples of 16."""
+    signature, constants, attributes = _specialisation(kernel, values)
+    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    return source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def _specialisation(
+    kernel: triton.JITFunction, values: dict[str, object]
+) -> tuple[dict[str, str], dict[tuple[int], object], dict[tuple[int], list[list[object]]]]:
+    """The kernel's signature, constants and attributes, as a launch specialises it: on ones and on multiples of 16."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int], object] = {}
     attributes: dict[tuple[int], list[list[object]]] = {}
@@ -55,7 +84,7 @@ def _source(kernel: triton.JITFunction, values: dict[str, object]) -> ASTSource:
             signature[name], constants[at,] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
-            aligned = not parameter.do_not_specialize_on_alignment
+            aligned = value.data_ptr() % 16 == 0 and not parameter.do_not_specialize_on_alignment
         elif isinstance(value, TensorDescriptor):
             element = TYPES[value.base.dtype].removeprefix("*")
             signature[name] = f"tensordesc<{element}{value.block_shape},{value.layout!r}>"
@@ -66,5 +95,4 @@ def _source(kernel: triton.JITFunction, values: dict[str, object]) -> ASTSource:
             signature[name] = "fp32"
         if aligned:
             attributes[at,] = [["tt.divisibility", 16]]
-    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
-    return source(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return signature, constants, attributes
