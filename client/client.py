@@ -27,6 +27,7 @@ from headrace.schemas import (
     uuid7,
 )
 from headrace.schemas.envelope import MAX_ID_CHARS
+from headrace.schemas.explain import LONE_SURROGATE
 from headrace.schemas.ids import key_meant
 from headrace.store import StoreError, open_store
 
@@ -259,6 +260,8 @@ def _message(kind: type[_Message], **fields: Any) -> _Message:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field, reason = first["loc"][0], first["msg"].removeprefix("Value error, ")
-        if first["type"] in ("too_short", "too_long") and field in ("tenant", "batch_id"):
+        if first["type"] in ("string_too_short", "string_too_long") and field in ("tenant", "batch_id"):
             reason = f"it must be a string of 1 to {MAX_ID_CHARS} characters"
+        elif first["type"] == "string_unicode":
+            reason = f"it {LONE_SURROGATE}"
         raise InvalidName(f"{field} is not usable: {reason}") from None

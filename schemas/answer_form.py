@@ -12,8 +12,9 @@ import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from headrace.schemas.errors import ErrorCode
-from headrace.schemas.options import refusal, without_nulls
-from headrace.schemas.sampling import Text, check_unicode
+from headrace.schemas.explain import LONE_SURROGATE
+from headrace.schemas.options import WRITTEN, refusal, without_nulls
+from headrace.schemas.wire import is_unicode
 
 MAX_FORM_CHARS = 128 * 1024
 MAX_FORM_CHOICES = 1024
@@ -40,7 +41,8 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(schema, ensure_ascii=False)
     if len(text) > MAX_FORM_CHARS:
         raise refusal(ErrorCode.INVALID_VALUE, f"must have at most {MAX_FORM_CHARS:,} characters as JSON")
-    check_unicode(text)
+    if not is_unicode(text):
+        raise refusal(ErrorCode.INVALID_TEXT, LONE_SURROGATE)
     return schema
 
 
@@ -64,9 +66,9 @@ def _from_text(schema: Any) -> Any:
 
 Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 SchemaOrText = Annotated[Schema, BeforeValidator(_from_text, json_schema_input_type=dict[str, Any] | str)]
-Source = Annotated[Text, Field(min_length=1, max_length=MAX_FORM_CHARS)]
+Source = Annotated[str, Field(min_length=1, max_length=MAX_FORM_CHARS)]
 Choices = Annotated[
-    list[Annotated[Text, Field(min_length=1, description="a string that is not empty")]],
+    list[Annotated[str, Field(min_length=1, description="a string that is not empty")]],
     Field(min_length=1, max_length=MAX_FORM_CHOICES, fail_fast=True),
     AfterValidator(_check_choices),
 ]
@@ -79,7 +81,7 @@ GRAMMAR_IS = (
 
 
 class _Form(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+    model_config = WRITTEN | ConfigDict(populate_by_name=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -90,7 +92,7 @@ class _Form(BaseModel):
 class JsonSchema(_Form):
     """A schema, as OpenAI wraps it."""
 
-    name: Text | None = Field(default=None, description="a string; what the schema is called, for people")
+    name: str | None = Field(default=None, description="a string; what the schema is called, for people")
     schema_: Schema = Field(alias="schema", description=SCHEMA_IS)
     strict: bool = Field(
         default=True,

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from headrace.schemas.errors import ErrorCode
-from headrace.schemas.options import refusal, without_nulls
-from headrace.schemas.sampling import Text
+from headrace.schemas.options import WRITTEN, refusal, without_nulls
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
@@ -17,15 +16,15 @@ MAX_TOOL_NAME_CHARS = 64
 class TextPart(BaseModel):
     """A piece of a message."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
     type: Literal["text"] = Field(description='"text"; other kinds of content are not supported yet')
-    text: Text = Field(description="a string")
+    text: str = Field(description="a string")
 
 
 # By a tag (that no field is called), so that an error speaks of the form that was meant.
 Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")],
     Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
 ]
 ToolName = Annotated[
@@ -57,20 +56,20 @@ def is_json_object(text: str) -> bool:
 class FunctionCall(BaseModel):
     """Which function to call, with what."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
-    name: Text = Field(min_length=1, description="a string; the function's name")
-    arguments: Annotated[Text, BeforeValidator(_as_json, json_schema_input_type=str | dict[str, Any])] = (
-        Field(default="{}", description="a JSON object, as a string (OpenAI) or as it is")
+    name: str = Field(min_length=1, description="a string; the function's name")
+    arguments: Annotated[str, BeforeValidator(_as_json, json_schema_input_type=str | dict[str, Any])] = Field(
+        default="{}", description="a JSON object, as a string (OpenAI) or as it is"
     )
 
 
 class ToolCall(BaseModel):
     """A call that the model made."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
-    id: Text | None = Field(default=None, description="a string; the tool's answer names it")
+    id: str | None = Field(default=None, description="a string; the tool's answer names it")
     type: Literal["function"] = Field(default="function", description='"function"')
     function: FunctionCall = Field(description="an object with the function's name and its arguments")
 
@@ -83,7 +82,7 @@ def _developer_as_system(role: Any) -> Any:
 class Message(BaseModel):
     """A turn of a conversation."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
@@ -96,15 +95,15 @@ class Message(BaseModel):
         default=None,
         description="a string or a list of text parts; only a message with tool_calls may have none",
     )
-    name: Text | None = Field(default=None, description="a string; who speaks, for templates that tell")
+    name: str | None = Field(default=None, description="a string; who speaks, for templates that tell")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list,
         description=f"a list of up to {MAX_TOOLS} calls that the assistant made; of an assistant's message",
     )
-    tool_call_id: Text | None = Field(
+    tool_call_id: str | None = Field(
         default=None, description="a string; which call this is the answer to; of a tool's message"
     )
-    reasoning_content: Text | None = Field(
+    reasoning_content: str | None = Field(
         default=None,
         description="a string; what the assistant thought, for templates that show it; of an assistant's message",
     )
@@ -144,12 +143,12 @@ class Message(BaseModel):
 class Function(BaseModel):
     """A function that the model may call. What else it says is shown to the model as it is."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = WRITTEN | ConfigDict(extra="allow")
 
     name: ToolName = Field(
         description=f"a string of 1 to {MAX_TOOL_NAME_CHARS} letters, digits, _ and -, unlike the other tools'"
     )
-    description: Text | None = Field(default=None, description="a string; when to call it, for the model")
+    description: str | None = Field(default=None, description="a string; when to call it, for the model")
     parameters: dict[str, Any] | None = Field(
         default=None, description="an object; the JSON Schema of its arguments, which are an object"
     )
@@ -171,7 +170,7 @@ class Function(BaseModel):
 class Tool(BaseModel):
     """A tool that the model may call."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
     type: Literal["function"] = Field(description='"function"')
     function: Function = Field(description="an object with the function's name, description and parameters")
@@ -180,15 +179,15 @@ class Tool(BaseModel):
 class NamedFunction(BaseModel):
     """The name of a function."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
-    name: Text = Field(description="a string; the name of one of the tools")
+    name: str = Field(description="a string; the name of one of the tools")
 
 
 class NamedTool(BaseModel):
     """The one tool to call."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
     type: Literal["function"] = Field(description='"function"')
     function: NamedFunction = Field(description="an object with the function's name")

@@ -9,6 +9,8 @@ from pydantic.fields import FieldInfo
 
 from headrace.schemas.errors import ErrorCode
 
+LONE_SURROGATE = "holds a lone surrogate, which is no character; send valid Unicode"
+
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
@@ -32,6 +34,8 @@ def explain(
         return Wrong(context["code"], f"{param} {context['message']}", param)
     if first["type"] == "missing":
         return Wrong(ErrorCode.MISSING_FIELD, f"{param} is missing; it must be {allowed}", param)
+    if first["type"] == "string_unicode":
+        return Wrong(ErrorCode.INVALID_TEXT, f"{param} {LONE_SURROGATE}", param)
     code = ErrorCode.INVALID_TYPE if first["type"].endswith("_type") else ErrorCode.INVALID_VALUE
     return Wrong(code, f"{param} must be {allowed}" if allowed else f"{param}: {first['msg']}", param)
 

@@ -24,8 +24,8 @@ from headrace.schemas.errors import ErrorCode, InvalidJob
 from headrace.schemas.explain import explain
 from headrace.schemas.ids import Source
 from headrace.schemas.looks import MAX_CONTINUATIONS, Continuations, EmbeddingOptions
-from headrace.schemas.options import refusal, refuse_misplaced, refuse_unsupported, without_nulls
-from headrace.schemas.sampling import Sampling, Text, TokenId
+from headrace.schemas.options import WRITTEN, refusal, refuse_misplaced, refuse_unsupported, without_nulls
+from headrace.schemas.sampling import Sampling, TokenId
 
 SCHEMA_VERSION = 1
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
@@ -54,7 +54,7 @@ def _check_name(name: str) -> str:
 
 
 Name = Annotated[
-    Text,
+    str,
     Field(min_length=1, max_length=MAX_ID_CHARS, description=f"a string of 1 to {MAX_ID_CHARS} characters"),
     AfterValidator(_check_name),
 ]
@@ -68,7 +68,7 @@ def _check_size(metadata: Any) -> Any:
 
 
 Metadata = Annotated[
-    dict[Annotated[Text, Field(min_length=1, max_length=64)], Annotated[Text, Field(max_length=512)]],
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),
     BeforeValidator(_check_size),
 ]
@@ -77,10 +77,8 @@ Metadata = Annotated[
 class PromptJob(AsksForAForm):
     """One prompt to answer. Unknown fields are ignored; what must not be ignored is named in ``requires``."""
 
-    model_config = ConfigDict(
-        strict=True,
-        extra="ignore",
-        json_schema_extra={"oneOf": [{"required": [field]} for field in PROMPT_FIELDS]},
+    model_config = WRITTEN | ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [field]} for field in PROMPT_FIELDS]}
     )
 
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, description="a whole number, 1 or more")
@@ -104,7 +102,7 @@ class PromptJob(AsksForAForm):
         default=None,
         description="the name of a model that the topic's workers serve; left out: the one they serve",
     )
-    prompt: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARS)] | None = Field(
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)] | None = Field(
         default=None, description=f"a string of 1 to {MAX_PROMPT_CHARS:,} characters"
     )
     prompt_token_ids: (
@@ -164,7 +162,7 @@ class PromptJob(AsksForAForm):
         default_factory=dict,
         description=f"an object of up to {MAX_METADATA} strings, names up to 64 and values up to 512 characters long",
     )
-    requires: list[Annotated[Text, Field(description="a string")]] = Field(
+    requires: list[Annotated[str, Field(description="a string")]] = Field(
         default_factory=list,
         max_length=64,
         fail_fast=True,

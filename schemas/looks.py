@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
-from headrace.schemas.options import refuse_unsupported, without_nulls
-from headrace.schemas.sampling import Text, TokenId
+from headrace.schemas.options import WRITTEN, refuse_unsupported, without_nulls
+from headrace.schemas.sampling import TokenId
 
 MAX_CONTINUATIONS = 1024
 MAX_CONTINUATION_CHARS = 1_000_000
@@ -13,7 +13,7 @@ MAX_CONTINUATION_TOKENS = 1_000_000
 
 # By a tag (that no field is called), so that an error speaks of the form that was meant.
 Continuation = Annotated[
-    Annotated[Text, Field(min_length=1, max_length=MAX_CONTINUATION_CHARS), Tag("<text>")]
+    Annotated[str, Field(min_length=1, max_length=MAX_CONTINUATION_CHARS), Tag("<text>")]
     | Annotated[
         list[TokenId], Field(min_length=1, max_length=MAX_CONTINUATION_TOKENS, fail_fast=True), Tag("<ids>")
     ],
@@ -35,7 +35,7 @@ def _given(fields: Any) -> Any:
 class Embedding(BaseModel):
     """How the hidden states of a prompt become its vector."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
     pooling: Literal["mean", "last", "cls"] = Field(
         default="last",

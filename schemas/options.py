@@ -7,9 +7,14 @@ The one list that grows shorter as the engine learns: an option moves from here 
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pydantic import ConfigDict
 from pydantic_core import PydanticCustomError
 
 from headrace.schemas.errors import ErrorCode
+
+# Of every model of what producers write. With a length to check, be it 0, pydantic looks at a text's characters, and so
+# refuses lone surrogates; else it takes a str as it is. A validator of ours would cost a call for each text of each job.
+WRITTEN = ConfigDict(strict=True, extra="ignore", str_min_length=0)
 
 # Each option with the values that ask for nothing (null never does), which generic clients send along.
 NOT_YET: Mapping[str, tuple[object, ...]] = {

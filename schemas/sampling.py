@@ -2,11 +2,10 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from headrace.schemas.errors import ErrorCode
-from headrace.schemas.options import refusal, refuse_unsupported, without_nulls
-from headrace.schemas.wire import is_unicode
+from headrace.schemas.options import WRITTEN, refusal, refuse_unsupported, without_nulls
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -18,22 +17,12 @@ MAX_LOGPROBS = 20
 INT64 = 2**63
 
 
-def check_unicode(text: str) -> str:
-    """The text, if it can be encoded; raises for one that holds a lone surrogate."""
-    if not is_unicode(text):
-        raise refusal(
-            ErrorCode.INVALID_TEXT, "holds a lone surrogate, which is no character; send valid Unicode"
-        )
-    return text
-
-
 # A description says what is allowed; an error message is the field's path, "must be" and that.
-Text = Annotated[str, AfterValidator(check_unicode)]
 TokenId = Annotated[
     int, Field(ge=0, lt=2**31, description=f"a whole number from 0 to {2**31 - 1:,}: a token id of the model")
 ]
 Stop = Annotated[
-    Text,
+    str,
     Field(
         min_length=1, max_length=MAX_STOP_CHARS, description=f"a string of 1 to {MAX_STOP_CHARS} characters"
     ),
@@ -84,7 +73,7 @@ def _all_as_zero(top_k: Any) -> Any:
 class Sampling(BaseModel):
     """How to choose tokens. What is left out is the model's own default (generation_config.json)."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = WRITTEN
 
     temperature: float | None = Field(
         default=None,

@@ -174,7 +174,12 @@ def test_a_broken_off_submit_leaves_a_batch_that_others_may_use_alone(installati
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("", "1 to 256 characters"), ("a\x07b", "control characters"), ("x" * 1000, "1 to 256 characters")],
+    [
+        ("", "1 to 256 characters"),
+        ("a\x07b", "control characters"),
+        ("x" * 1000, "1 to 256 characters"),
+        ("\ud800", "lone surrogate"),
+    ],
 )
 def test_a_name_that_no_batch_can_have_is_refused(name: str, reason: str) -> None:
     client = Client("127.0.0.1:1", kafka={"log_level": 0})

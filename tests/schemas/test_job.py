@@ -317,6 +317,60 @@ def test_a_bad_job_is_told_its_field(body: Any, code: ErrorCode, param: str | No
     assert len(error.message) < 1_000
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "c", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "job_id",
+        "tenant",
+        "metadata.a",
+        "requires.0",
+        "sampling.stop.0",
+        "sampling.bad_words.0",
+        "continuations.0",
+        "guided_regex",
+        "guided_choice.0",
+        "response_format.json_schema.name",
+        "structured_outputs.grammar",
+        "messages.0.name",
+        "messages.0.content.0.text",
+        "messages.0.tool_calls.0.id",
+        "messages.0.tool_calls.0.function.name",
+        "messages.0.reasoning_content",
+        "messages.0.tool_call_id",
+        "tools.0.function.name",
+        "tools.0.function.description",
+        "tool_choice.function.name",
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_in_every_text(path: str) -> None:
+    body: dict[str, Any] = {
+        "metadata": {},
+        "requires": ["x"],
+        "sampling": {"stop": ["x"], "bad_words": ["x"]},
+        "continuations": ["x"],
+        "guided_choice": ["x"],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {}}},
+        "structured_outputs": {},
+        "messages": [{"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_calls": [CALL]}],
+        "tools": [TOOL],
+        "tool_choice": TOOL,
+    }
+    body = json.loads(json.dumps({name: body[name] for name in {path.partition(".")[0]} & body.keys()}))
+    *outer, last = (int(step) if step.isdigit() else step for step in path.split("."))
+    place: Any = body
+    for step in outer:
+        place = place[step]
+    place[last] = "half \ud800 a pair"
+    error = refused(json.dumps({"prompt": "x"} | body if "messages" not in body else body).encode())
+    assert error.code == ErrorCode.INVALID_TEXT
+    assert error.param == ("metadata" if path == "metadata.a" else path)
+    assert "lone surrogate" in error.message
+
+
 @pytest.mark.parametrize(
     "body",
     [
