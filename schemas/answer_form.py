@@ -197,7 +197,11 @@ class AsksForAForm(BaseModel):
     @property
     def answer_form(self) -> AnswerForm | None:
         """The form that the answer must have."""
-        return next(iter(self._forms()), None)
+        return next(iter(self._forms()), None) if self._names_a_form else None
+
+    @property
+    def _names_a_form(self) -> bool:
+        return not self.model_fields_set.isdisjoint(FORM_FIELDS)
 
     def _forms(self) -> Iterable[AnswerForm]:
         if self.response_format is not None:
@@ -215,6 +219,8 @@ class AsksForAForm(BaseModel):
 
     @model_validator(mode="after")
     def _at_most_one_form(self) -> Self:
+        if not self._names_a_form:
+            return self
         fields = list(dict.fromkeys(form.path.partition(".")[0] for form in self._forms()))
         if len(fields) > 1:
             message = f"must not stand beside {fields[0]}: give only one of them"
@@ -222,4 +228,4 @@ class AsksForAForm(BaseModel):
         return self
 
 
-FORM_FIELDS = tuple(AsksForAForm.model_fields)
+FORM_FIELDS = tuple(AsksForAForm.model_fields)  # once: pydantic makes it anew each time that it is asked for

@@ -71,7 +71,7 @@ def read_record(value: bytes | None, headers: Headers, source: Source) -> Record
         body = load_object(value)
     except Unparsable as error:
         raise _addressed(error, given) from None
-    body = {**given, **{name: item for name, item in body.items() if item is not None or name not in given}}
+    body |= {name: text for name, text in given.items() if body.get(name) is None}
     envelope = _envelope(body, value or b"", source)
     if out_of_range(envelope.id, source):
         message = f"job_id {envelope.job_id} was made too long before or after its record; use a fresh UUIDv7"

@@ -48,7 +48,7 @@ class JobKind(StrEnum):
 
 
 def _check_name(name: str) -> str:
-    if _CONTROL.search(name):
+    if not name.isprintable() and _CONTROL.search(name):  # the first is quicker, and true of nearly all
         raise refusal(ErrorCode.INVALID_VALUE, "must be a string without control characters")
     return name
 
@@ -235,9 +235,9 @@ class PromptJob(AsksForAForm):
 
     @model_validator(mode="after")
     def _nothing_to_sample(self) -> Self:
-        look = "embedding" if self.embedding is not None else "continuations"
-        if self.kind not in (JobKind.EMBEDDING, JobKind.SCORE):
+        if self.embedding is None and self.continuations is None:
             return self
+        look = "embedding" if self.embedding is not None else "continuations"
         if self.embedding is not None and self.continuations is not None:
             message = "must not stand beside embedding: give only one of them"
             raise refusal(ErrorCode.INVALID_VALUE, message, "continuations")
@@ -306,10 +306,10 @@ class PromptJob(AsksForAForm):
 def _refuse_inside(sampling: Any) -> None:
     """Raise for the first field of a job that stands inside ``sampling`` and would be ignored there."""
     if isinstance(sampling, dict):
-        for name in JOB_FIELDS & without_nulls(sampling).keys():
-            raise refusal(
-                ErrorCode.MISPLACED_OPTION, f"belongs beside `sampling`: write {name}", "sampling", name
-            )
+        for name, value in sampling.items():
+            if name in JOB_FIELDS and value is not None:
+                message = f"belongs beside `sampling`: write {name}"
+                raise refusal(ErrorCode.MISPLACED_OPTION, message, "sampling", name)
 
 
 JOB_FIELDS = frozenset(PromptJob.model_fields)  # once: pydantic makes it anew each time that it is asked for

@@ -47,15 +47,18 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
 
 def refuse_unsupported(fields: Mapping[str, Any]) -> None:
     """Raise for the first of ``fields`` that asks for something in NOT_YET."""
-    for name in NOT_YET.keys() & fields.keys():
-        if not _asks_for_nothing(fields[name], NOT_YET[name]):
+    for name, value in fields.items():
+        if name in NOT_YET and not _asks_for_nothing(value, NOT_YET[name]):
             raise refusal(ErrorCode.UNSUPPORTED_OPTION, "is not supported yet; leave it out", name)
 
 
 def refuse_misplaced(fields: Mapping[str, Any], sampling_options: Collection[str]) -> None:
     """Raise for the first sampling option that stands beside ``sampling`` and would be ignored there."""
-    for name in sampling_options & fields.keys():
-        raise refusal(ErrorCode.MISPLACED_OPTION, f"belongs inside `sampling`: write sampling.{name}", name)
+    for name in fields:
+        if name in sampling_options:
+            raise refusal(
+                ErrorCode.MISPLACED_OPTION, f"belongs inside `sampling`: write sampling.{name}", name
+            )
 
 
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
