@@ -21,7 +21,6 @@ from headrace.engine.request import Pooling, SamplingParams
 from headrace.engine.text import RequestError, TextCompletion, TextRequest
 from headrace.engine.token_logprobs import TokenLogprob as EngineLogprob
 from headrace.schemas import (
-    Choice,
     Envelope,
     ErrorCode,
     InvalidJob,
@@ -35,12 +34,10 @@ from headrace.schemas import (
     Source,
     Timings,
     Unparsable,
-    Usage,
     parse_job,
 )
-from headrace.schemas.chat import FunctionCall, NamedTool, ToolCall
+from headrace.schemas.chat import NamedTool, ToolCall
 from headrace.schemas.looks import Embedding
-from headrace.schemas.result import LikelyToken, Score, TokenLogprob
 
 DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
 CHARS_PER_TOKEN = 4
@@ -87,7 +84,7 @@ def cost(job: PromptJob) -> int:
         prompt = sum(len(message.text) for message in job.messages or ()) // CHARS_PER_TOKEN
     if job.sampling.truncate_prompt_tokens is not None:
         prompt = min(prompt, job.sampling.truncate_prompt_tokens)
-    if job.kind is JobKind.EMBEDDING:
+    if job.embedding is not None:
         return 1 + prompt
     if job.continuations is not None:
         sizes = [len(end) // (CHARS_PER_TOKEN if isinstance(end, str) else 1) for end in job.continuations]
@@ -106,37 +103,39 @@ def succeeded(
 ) -> JobResult:
     """The result of a job that the engine answered."""
     now, envelope = datetime.now(UTC), job.envelope
-    return JobResult(
+    # Plain values, validated at once: models inside would be validated by themselves first.
+    result = {
         **_names(envelope),
-        model=model,
-        kind=job.kind,
-        run=run,
-        attempt=attempt,
-        state=JobState.SUCCEEDED,
-        choices=[_choice(choice) for choice in done.choices],
-        prompt_logprobs=_logprobs(done.prompt_logprobs),
-        embedding=None
-        if done.vector is None or job.embedding is None
-        else _vector(done.vector, job.embedding),
-        scores=None
+        "model": model,
+        "kind": job.kind,
+        "run": run,
+        "attempt": attempt,
+        "state": JobState.SUCCEEDED,
+        "choices": [_choice(choice) for choice in done.choices],
+        "prompt_logprobs": _logprobs(done.prompt_logprobs),
+        "embedding": _vector(done.vector, job.embedding)
+        if done.vector is not None and job.embedding is not None
+        else None,
+        "scores": None
         if done.scores is None
-        else [Score(index=i, **asdict(s)) for i, s in enumerate(done.scores)],
-        usage=Usage(
-            prompt_tokens=done.prompt_tokens,
-            cached_tokens=done.cached_tokens,
-            completion_tokens=done.completion_tokens,
-        ),
-        timings=Timings(
-            submitted_at=envelope.submitted_at,
-            started_at=now - timedelta(seconds=done.total_s),
-            finished_at=now,
-            queued_s=done.queued_s,
-            first_token_s=done.first_token_s,
-            total_s=done.total_s,
-        ),
-        worker=worker,
-        metadata=job.metadata,
-    )
+        else [{"index": i, **asdict(score)} for i, score in enumerate(done.scores)],
+        "usage": {
+            "prompt_tokens": done.prompt_tokens,
+            "cached_tokens": done.cached_tokens,
+            "completion_tokens": done.completion_tokens,
+        },
+        "timings": {
+            "submitted_at": envelope.submitted_at,
+            "started_at": now - timedelta(seconds=done.total_s),
+            "finished_at": now,
+            "queued_s": done.queued_s,
+            "first_token_s": done.first_token_s,
+            "total_s": done.total_s,
+        },
+        "worker": worker,
+        "metadata": job.metadata,
+    }
+    return JobResult.model_validate(result)
 
 
 def unsuccessful(
@@ -236,28 +235,25 @@ def _names(envelope: Envelope) -> dict[str, Any]:
     }
 
 
-def _choice(choice: TextChoice) -> Choice:
-    return Choice(
-        index=choice.index,
-        text=choice.text,
-        finish_reason=choice.finish_reason,
-        stop_reason=choice.stop_reason,
-        logprobs=_logprobs(choice.logprobs),
-        reasoning_content=choice.reasoning,
-        tool_calls=[
-            ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+def _choice(choice: TextChoice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "logprobs": _logprobs(choice.logprobs),
+        "reasoning_content": choice.reasoning,
+        "tool_calls": [
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
             for call in choice.tool_calls
         ],
-    )
+    }
 
 
-def _logprobs(tokens: list[EngineLogprob] | None) -> list[TokenLogprob] | None:
+def _logprobs(tokens: list[EngineLogprob] | None) -> list[dict[str, Any]] | None:
     if tokens is None:
         return None
-    return [
-        TokenLogprob(**_likely(token), top_logprobs=[LikelyToken(**_likely(other)) for other in token.top])
-        for token in tokens
-    ]
+    return [{**_likely(token), "top_logprobs": [_likely(other) for other in token.top]} for token in tokens]
 
 
 def _vector(vector: NDArray[np.float32], asked: Embedding) -> list[float] | str:
