@@ -83,7 +83,8 @@ class Attempts:
             self._note_begun(begun, answer)
         if self._giving_back:
             self._give_back_begun()
-        self._running.reopen()
+        else:
+            self._running.reopen()
         if self._running.ready:
             self._drive_engine(now, wait)
         for returned, _ in self._returns.results():

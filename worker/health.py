@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from headrace.engine.request import EngineStats
 
-STALLED_AFTER_S = 120.0  # opening another engine takes a while, and the loop stands still meanwhile
+STALLED_AFTER_S = 120.0  # a turn takes milliseconds; seconds where an engine is ended that does not listen
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import PurePath
 
 from headrace.engine.errors import EngineDead, EngineError
@@ -26,6 +27,8 @@ class Running:
     def __init__(self, open_engine: Callable[[], TextEngine]) -> None:
         self._open_engine = open_engine
         self._engine: TextEngine | None = open_engine()
+        self._opener = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-opener")
+        self._opening: Future[TextEngine] | None = None
         self._jobs: dict[str, Job] = {}
         self._deaths_in_a_row = 0
         self._open_at = 0.0
@@ -73,41 +76,69 @@ class Running:
 
     def abort_all(self) -> None:
         """End every running job now. Raises EngineDead."""
-        self.abort(list(self._jobs.values()))
+        if self._jobs:
+            self.abort(list(self._jobs.values()))
 
     def bury(self, death: EngineDead) -> list[Job]:
         """Give up the dead engine; return the jobs that died with it. ``reopen`` opens another, later and later."""
         log.error("the engine died with %d jobs: %s", len(self._jobs), death)
         lost = list(self._jobs.values())
         self._jobs.clear()
-        self.close()
-        self._open_at = time.monotonic() + min(LONGEST_WAIT_S, 0.25 * 2.0**self._deaths_in_a_row)
-        self._deaths_in_a_row += 1
+        self._close_engine()
+        self._open_later()
         return lost
 
     def reopen(self) -> None:
-        """Open another engine if there is none and it is time."""
-        if self._engine is not None or time.monotonic() < self._open_at:
+        """Have another engine opened if there is none and it is time, and take it once it is there.
+
+        That may take minutes. It happens on a thread of its own: cancels, deadlines and commits do not wait for it.
+        """
+        if self._engine is not None:
             return
+        if self._opening is None:
+            if time.monotonic() >= self._open_at:
+                self._opening = self._opener.submit(self._open_engine)
+            return
+        if not self._opening.done():
+            return
+        opening, self._opening = self._opening, None
         try:
-            self._engine = self._open_engine()
+            self._engine = opening.result()
             log.info("another engine is ready")
         except EngineError as error:
             log.error("no other engine: %s", error)
-            self._open_at = time.monotonic() + min(LONGEST_WAIT_S, 0.25 * 2.0**self._deaths_in_a_row)
-            self._deaths_in_a_row += 1
+            self._open_later()
 
     def close(self) -> None:
-        """Close the engine, dead or not. Idempotent."""
+        """Close the engine, dead or not, and one that is being opened as soon as it is there. Idempotent."""
+        self._close_engine()
+        self._opener.shutdown(wait=False)
+        if self._opening is not None:
+            self._opening.add_done_callback(_close_unwanted)
+            self._opening = None
+
+    def _open_later(self) -> None:
+        self._open_at = time.monotonic() + min(LONGEST_WAIT_S, 0.25 * 2.0**self._deaths_in_a_row)
+        self._deaths_in_a_row += 1
+
+    def _close_engine(self) -> None:
         engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        try:
-            engine.close()
-        except EngineError as error:
-            log.debug("closing the engine: %s", error)
+        if engine is not None:
+            _close(engine)
 
     def _alive(self) -> TextEngine:
         if self._engine is None:
             raise EngineDead("there is no engine")
         return self._engine
+
+
+def _close(engine: TextEngine) -> None:
+    try:
+        engine.close()
+    except EngineError as error:
+        log.debug("closing the engine: %s", error)
+
+
+def _close_unwanted(opening: "Future[TextEngine]") -> None:
+    if opening.exception() is None:
+        _close(opening.result())

@@ -386,8 +386,8 @@ class Worker:
         # 4. Stop the rest and end its attempts, so that the next worker starts it at once and suspects nobody.
         if self._attempts:
             log.info("giving back %d jobs", len(self._attempts))
-            self._attempts.give_back()
-            self._turn_while(lambda: self._attempts, ABORT_S)
+        self._attempts.give_back()
+        self._turn_while(lambda: self._attempts, ABORT_S)
         # 5. Write and publish what has ended. What the results store has not taken by then is given back as well.
         self._turn_while(lambda: not self._outcomes.idle, FLUSH_S)
         if unkept := self._outcomes.give_up_keeping():

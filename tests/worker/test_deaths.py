@@ -1,13 +1,15 @@
 """Engines and workers die; every job still ends once."""
 
 import signal
+import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipeline import Pipeline
 from standin import StandInEngine
 
-from headrace.schemas import ErrorCode, topics
+from headrace.schemas import CancelBatch, ErrorCode, topics
 
 
 def assert_each_once(line: Pipeline, ids: set, published: int | None = None) -> None:
@@ -29,6 +31,62 @@ def test_an_engine_that_dies_once_is_replaced_and_its_jobs_run_again(line: Pipel
     assert line.states() == {"succeeded": 61}
     assert len(worker.engines) == 2
     assert worker.engines[0].closed
+
+
+def test_while_another_engine_is_opened_cancels_and_deadlines_hold_and_offsets_are_committed(
+    line: Pipeline, tmp_path: Path
+) -> None:
+    opened, opening, let_go = [0], threading.Event(), threading.Event()
+
+    def make() -> StandInEngine:
+        opened[0] += 1
+        if opened[0] > 1:
+            opening.set()
+            assert let_go.wait(60)
+        return StandInEngine()
+
+    worker = line.start_worker(make)
+    id = line.submit(f"die-once:{tmp_path / 'died'}")
+    line.producer.flush(10)
+    assert opening.wait(60)
+    try:
+        cancelled = line.submit("x", batch_id="b")
+        expired = line.submit("x", deadline=(datetime.now(UTC) + timedelta(seconds=1)).isoformat())
+        line.producer.flush(10)
+        line.control(CancelBatch(batch_id="b"))
+        line.wait_for(lambda: line.states() == {"running": 1, "cancelled": 1, "expired": 1})
+        assert line.results(2).keys() == {cancelled, expired}
+        assert not worker.worker.status().ready
+    finally:
+        let_go.set()
+    line.wait_terminal(3)
+    line.wait_for(lambda: line.lag() == 0)
+    worker.close()
+    assert line.rows() == {id: "succeeded", cancelled: "cancelled", expired: "expired"}
+    assert opened == [2]
+
+
+def test_a_worker_that_stops_while_another_engine_is_opened_closes_it_when_it_comes(
+    line: Pipeline, tmp_path: Path
+) -> None:
+    opening, let_go, late = threading.Event(), threading.Event(), StandInEngine()
+    engines = iter([StandInEngine()])
+
+    def make() -> StandInEngine:
+        if (first := next(engines, None)) is not None:
+            return first
+        opening.set()
+        assert let_go.wait(60)
+        return late
+
+    worker = line.start_worker(make)
+    line.submit(f"die-once:{tmp_path / 'died'}")
+    line.producer.flush(10)
+    assert opening.wait(60)
+    worker.close()
+    assert line.query("SELECT count(*) FROM attempts WHERE ended_at IS NULL") == [(0,)]
+    let_go.set()
+    line.wait_for(lambda: late.closed)
 
 
 def test_a_job_that_kills_every_engine_fails_and_its_neighbours_do_not(line: Pipeline) -> None:
