@@ -17,10 +17,11 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from headrace.ledger.errors import LedgerError, LedgerUnavailable, NotMigrated
+from headrace.ledger.errors import LedgerUnavailable
 from headrace.ledger.kafka_log import callbacks
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.rows import JobRow, RejectionRow
+from headrace.ledger.upkeep import Upkeep, chores
 from headrace.ledger.watch import RecorderMetrics, RecorderStatus
 from headrace.schemas import (
     ControlMessage,
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 BULK = 5000
 GATHER_S = 0.05  # how long a record waits for company
 KEEP = timedelta(days=90)
-BACKLOG_EVERY_S, DRAIN_EVERY_S, UPKEEP_EVERY_S = 15.0, 300.0, 3600.0
 STATUS_EVERY_S = 1.0
 NEVER_MENDS = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -107,7 +107,7 @@ class Recorder:
         self._held: list[Message] = []
         self._waiting = 0  # records that Postgres does not take for now
         self._writing: tuple[Bulk, Future[bool]] | None = None
-        self._next_backlog = self._next_drain = self._next_upkeep = self._next_status = 0.0
+        self._next_status = 0.0
         self.metrics = RecorderMetrics()
 
     def status(self) -> RecorderStatus:
@@ -118,17 +118,20 @@ class Recorder:
         """Record until `stop` is set. Raises KafkaException on what no retry mends, LedgerError likewise."""
         consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
         consumer.subscribe(self._topics, on_assign=_on_assign)
+        upkeep = Upkeep(chores(self._ledger, self.metrics, self._keep), self.metrics)
+        upkeep.start(stop)
         with ThreadPoolExecutor(1, "recorder-write") as writer:
             try:
                 while not stop.is_set():
+                    upkeep.check()
                     self._turn(consumer, writer, stop)
                 self._settle(consumer)
             finally:
                 stop.set()
                 consumer.close()
+                upkeep.join()
 
     def _turn(self, consumer: Consumer, writer: ThreadPoolExecutor, stop: Event) -> None:
-        self._upkeep()
         self._take_status(consumer)
         messages, self._held = [*self._held, *consumer.consume(BULK, GATHER_S)], []
         bulk = self._read(messages)  # while the one before is written
@@ -208,34 +211,15 @@ class Recorder:
         *pool, tier = source.topic.removeprefix(self._jobs_prefix).split(".")
         return JobRow.of(envelope, source, tier, pool[0] if pool else "default")
 
-    def _upkeep(self) -> None:
-        now = time.monotonic()
-        if now < min(self._next_backlog, self._next_drain, self._next_upkeep):
-            return
-        try:
-            if now >= self._next_backlog:
-                self._next_backlog = now + BACKLOG_EVERY_S
-                self.metrics.backlog = self._ledger.backlog()
-            if now >= self._next_upkeep:
-                self._next_upkeep = now + UPKEEP_EVERY_S
-                self._ledger.ensure_partitions()
-                for day in self._ledger.retire(self._keep):
-                    log.info("dropped the partitions of %s", day)
-            if now >= self._next_drain:
-                self._next_drain = now + DRAIN_EVERY_S
-                self._ledger.drain()
-        except NotMigrated:
-            raise  # nothing can be recorded here, however long it waits
-        except LedgerError as error:
-            log.warning("upkeep has to wait: %s", error)
-
     def _take_status(self, consumer: Consumer) -> None:
         now = time.monotonic()
         if now >= self._next_status:
             self._next_status = now + STATUS_EVERY_S
             assigned = consumer.assignment()
             lag = sum(_behind(consumer, each) for each in consumer.position(assigned))
-            self.metrics.status = RecorderStatus(len(assigned), self._waiting, lag)
+            self.metrics.status = RecorderStatus(
+                len(assigned), self._waiting, lag, dict(self.metrics.upkeep_failing)
+            )
 
 
 def _behind(consumer: Consumer, at: TopicPartition) -> int:

@@ -6,7 +6,7 @@ It also tells the backlog, which is the job table's and not its own: with severa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -19,6 +19,7 @@ from headrace.ledger.rows import TierBacklog
 STALLED_AFTER_S = 120.0
 PREFIX = "headrace_recorder_"
 KINDS = ("job", "rejection", "control")
+CHORES = ("partitions", "backlog", "drain", "retire")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 ROWS = (1, 10, 100, 500, 1000, 2500, 5000)
 
@@ -27,12 +28,13 @@ ROWS = (1, 10, 100, 500, 1000, 2500, 5000)
 class RecorderStatus:
     """What a recorder is doing. partitions: assigned now. waiting: records that Postgres does not take for now.
 
-    lag: records behind the end of the partitions, as of the last fetch.
+    lag: records behind the end of the partitions, as of the last fetch. upkeep_failing: chores that failed last, and why.
     """
 
     partitions: int = 0
     waiting: int = 0
     lag: int = 0
+    upkeep_failing: Mapping[str, str] = field(default_factory=dict)
     at: float = field(default_factory=time.monotonic)
 
     @property
@@ -53,6 +55,8 @@ class RecorderMetrics:
         self.registry = CollectorRegistry()
         self.status = RecorderStatus()
         self.backlog: Sequence[TierBacklog] = ()
+        self.upkeep_failing: Mapping[str, str] = {}
+        self.upkeep_done_at = dict.fromkeys(CHORES, time.monotonic())
         ProcessCollector(registry=self.registry)
         self._records = Counter(
             PREFIX + "records", "Records written, by what they are.", ["kind"], registry=self.registry
@@ -71,6 +75,11 @@ class RecorderMetrics:
         self._rows = Histogram(
             PREFIX + "write_rows", "Records of a bulk write.", buckets=ROWS, registry=self.registry
         )
+        self._failures = Counter(
+            PREFIX + "upkeep_failures", "Upkeep that failed, by what.", ["kind"], registry=self.registry
+        )
+        for chore in CHORES:
+            self._failures.labels(chore)
         self.registry.register(_Now(self))
 
     def written(self, jobs: int, rejections: int, control: int, *, new: int, seconds: float) -> None:
@@ -85,6 +94,16 @@ class RecorderMetrics:
         """Postgres was away; the write is tried again."""
         self._unavailable.inc()
 
+    def upkeep_done(self, chore: str) -> None:
+        """It was done just now."""
+        self.upkeep_done_at[chore] = time.monotonic()
+        self.upkeep_failing = {name: why for name, why in self.upkeep_failing.items() if name != chore}
+
+    def upkeep_failed(self, chore: str, why: str) -> None:
+        """It could not be done, and is tried again."""
+        self._failures.labels(chore).inc()
+        self.upkeep_failing = {**self.upkeep_failing, chore: why}
+
 
 class _Now(Collector):
     """The moment's state, made into metrics when it is asked for."""
@@ -97,6 +116,9 @@ class _Now(Collector):
         yield GaugeMetricFamily(PREFIX + "ready", "Whether it records.", value=float(now.ready))
         yield GaugeMetricFamily(PREFIX + "partitions_assigned", "Partitions.", value=now.partitions)
         yield GaugeMetricFamily(PREFIX + "lag_records", "Records behind the end.", value=now.lag)
+        age = GaugeMetricFamily(PREFIX + "upkeep_age_seconds", "Since it was last done.", labels=["kind"])
+        for chore, done_at in self._metrics.upkeep_done_at.items():
+            age.add_metric([chore], time.monotonic() - done_at)
         jobs = GaugeMetricFamily(
             "headrace_backlog_jobs", "Jobs that have not ended.", labels=["pool", "tier", "state"]
         )
@@ -109,7 +131,7 @@ class _Now(Collector):
             jobs.add_metric([tier.pool, tier.tier, "queued"], tier.queued)
             jobs.add_metric([tier.pool, tier.tier, "running"], tier.running)
             oldest.add_metric([tier.pool, tier.tier], _age(tier.oldest))
-        yield from (jobs, oldest)
+        yield from (age, jobs, oldest)
 
 
 def _age(since: datetime | None) -> float:

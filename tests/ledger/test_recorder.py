@@ -5,7 +5,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +16,9 @@ import postgres
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from rows import outcome, query
+from waiting import eventually
 
-from headrace.ledger import BatchProgress, JobRow, Ledger, recorder
+from headrace.ledger import BatchProgress, JobRow, Ledger, recorder, upkeep
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import (
     BatchClosed,
@@ -100,15 +101,6 @@ class Line:
 @pytest.fixture
 def line(kafka: str, ledger: Ledger) -> Line:
     return Line(kafka, ledger)
-
-
-def eventually(seen: Callable[[], Any]) -> Any:
-    """What `seen` returns once it is true."""
-    deadline = time.monotonic() + 60
-    while not (value := seen()):
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.05)
-    return value
 
 
 def prompt(id: UUID | None = None, **fields: Any) -> dict[str, Any]:
@@ -242,6 +234,27 @@ def test_while_postgres_is_away_records_wait_and_none_is_lost(kafka: str) -> Non
             assert batch(line, submitted=6)
     finally:
         server.stop()
+
+
+def test_upkeep_that_waits_holds_up_neither_recording_nor_a_clean_stop(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, let_go = threading.Event(), threading.Event()
+
+    def wait_for_a_lock() -> None:
+        waits.set()
+        let_go.wait()
+
+    monkeypatch.setattr(line.ledger, "ensure_partitions", wait_for_a_lock)
+    monkeypatch.setattr(upkeep, "STOP_S", 0.1)
+    try:
+        with line.recorder():
+            assert waits.wait(60)
+            line.send(prompt())
+            eventually(lambda: line.committed() == 1)
+        assert batch(line, submitted=1)
+    finally:
+        let_go.set()
 
 
 def test_what_people_write_never_breaks_the_recorder(line: Line) -> None:
