@@ -2,7 +2,8 @@
 
     python bench/engine.py --model qwen3-0.6b --workload chat,decode --reps 2 --out bench/results/engine.json
 
-Runs on one CUDA device. Imports torch, triton, transformers, numpy and the engine alone; see floor.py for the floor.
+Runs on one CUDA device, or with --device cpu --model tiny --limit 8 to see that it works. Imports torch, triton,
+transformers, numpy and the engine alone; see floor.py for the floor.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import results_file
 import torch
 import workloads
 from floor import floor_seconds
-from random_model import random_engine, requests_of
+from random_model import SHAPES, random_engine, requests_of
 
 from headrace.engine import Engine, EngineConfig
 from headrace.engine.build import Parts
@@ -29,8 +30,10 @@ class MeasuredExecutor:
     def __init__(self, executor) -> None:
         self.inner = executor
         self.waited = 0.0
+        self.steps = 0
 
     def submit(self, plan):
+        self.steps += 1
         handle = self.inner.submit(plan)
         return _MeasuredHandle(handle, self)
 
@@ -51,14 +54,20 @@ class _MeasuredHandle:
         return getattr(self.handle, name)
 
 
+def synchronize() -> None:
+    """Wait for the device, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, tag: str) -> dict:
     """One repetition: seconds from the first add to the last completion, and what the steps looked like."""
     requests = requests_of(work, tag)
     executor, graphs = parts.executor, parts.executor.graphs
-    executor.timings, measured.waited = [], 0.0
+    executor.timings, measured.waited, measured.steps = [], 0.0, 0
     replays = graphs.replays if graphs else 0
     before, used, generated = engine.stats(), [], 0
-    torch.cuda.synchronize()
+    synchronize()
     gc.collect()
     gc.freeze()
     start = time.perf_counter()
@@ -66,14 +75,14 @@ def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, ta
     while engine.has_work:
         for completion in engine.step().completions:
             generated += len(completion.token_ids)
-        if len(executor.timings) % 64 == 0:
+        if measured.steps % 64 == 0:
             stats = engine.stats()
             used.append(
                 (stats.blocks_live * stats.block_size - stats.wasted_tokens)
                 / (stats.blocks_total * stats.block_size)
             )
     seconds = time.perf_counter() - start
-    torch.cuda.synchronize()
+    synchronize()
     timings, after = executor.timings, engine.stats()
     engine.check()
     assert generated == sum(out for _, out in work), "an output has the wrong length"
@@ -82,12 +91,12 @@ def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, ta
         begin, end = (timings[0].begin.elapsed_time(event) for event in (timing.begin, timing.end))
         busy += end - max(begin, last)
         last = end
-    steps = len(timings)
+    steps = measured.steps
     return {
         "seconds": seconds,
         "steps": steps,
         "cpu_ms_per_step": 1e3 * (seconds - measured.waited) / steps,
-        "gpu_idle_share": 1 - busy / 1e3 / seconds,
+        "gpu_idle_share": 1 - busy / 1e3 / seconds if timings else float("nan"),
         "graph_hits": (graphs.replays - replays) / steps if graphs else 0.0,
         "prefix_hit_rate": (after.prefix_hits - before.prefix_hits) / max(after.prefix_queries - before.prefix_queries, 1),
         "preemptions": after.preemptions - before.preemptions,
@@ -121,26 +130,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="names of workloads.MODELS, comma separated")
+    parser.add_argument("--model", required=True, help="names of random_model.SHAPES, comma separated")
     parser.add_argument("--workload", required=True, help="chat, extract, longdoc, decode; comma separated")
     parser.add_argument("--reps", type=int, default=1)
     parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     parser.add_argument("--trace", type=Path, help="write a Chrome trace of some steps of each workload here")
     parser.add_argument("--trace-at", type=int, default=100, help="steps before the trace begins")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--mixed-graphs", action="store_true")
+    parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--lag", type=int, default=1)
     parser.add_argument("--max-slots", type=int)
     parser.add_argument("--max-batched-tokens", type=int)
     parser.add_argument("--limit", type=int, help="only the first requests of each workload")
     args = parser.parse_args()
     options = {
-        "cuda_graphs": not args.no_graphs, "lag": args.lag, "max_slots": args.max_slots,
-        "max_batched_tokens": args.max_batched_tokens,
+        "cuda_graphs": not args.no_graphs, "mixed_graphs": args.mixed_graphs, "batch_invariant": args.batch_invariant,
+        "lag": args.lag, "max_slots": args.max_slots, "max_batched_tokens": args.max_batched_tokens,
     }  # fmt: skip
     rows = []
     for model in args.model.split(","):
-        engine, parts, ready = random_engine(model, device="cuda", **options)
+        engine, parts, ready = random_engine(model, device=args.device, **options)
         measured = MeasuredExecutor(parts.executor)
         engine = Engine(EngineConfig(model=model), dataclasses.replace(parts, executor=measured))
         print(f"{model}: ready in {ready:.1f} s, {engine.stats().blocks_total * 32:,} KV tokens", flush=True)
@@ -153,7 +165,7 @@ def main() -> None:
             for rep in range(args.reps):
                 row = {"model": model, "workload": name, "rep": rep, "ready_s": ready}
                 row |= run(engine, parts, measured, work, f"{name}-{rep}")
-                floor = floor_seconds(workloads.MODELS[model], work)
+                floor = floor_seconds(SHAPES[model], work)
                 tokens_in, tokens_out = sum(len(p) for p, _ in work), sum(o for _, o in work)
                 row |= {
                     "output_tokens_per_s": tokens_out / row["seconds"],
@@ -169,8 +181,9 @@ def main() -> None:
         del engine, parts, measured
         gc.unfreeze()
         gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
     print_table(rows)
     results_file.write(args.out, rows, args.commit, options=options)
 
