@@ -8,18 +8,27 @@ found.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-MAX_CHOSEN = 256
-"""Tokens of one way that the grammar does not force: a text that has no end of its own would take any number."""
-
-MAX_GUESSES = 40
-"""Of these, tokens that JSON does not suggest; each takes about a millisecond."""
-
 _SIGNS = b"@-.:/, _\n;=()[]{}<>|+*&%$#!?~^'`\"\\"
 """What may part a text, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How far a walk goes before it gives up.
+
+    chosen: tokens that the grammar does not force: a text that has no end of its own would take any number. guesses: of
+    these, tokens that JSON does not suggest; each takes about a millisecond. filling: characters that a guess may be
+    repeated for, in strings of a minimum length.
+    """
+
+    chosen: int = 256
+    guesses: int = 40
+    filling: int = 0
 
 
 class Closing:
@@ -28,6 +37,8 @@ class Closing:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.ids = {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
         self.lengths = np.array([len(piece) for piece in pieces])
+        self.longest = int(self.lengths.max())
+        self.chars = [sum(byte & 0xC0 != 0x80 for byte in piece) for piece in pieces]
         self.first_bytes = np.array([piece[0] if piece else 0 for piece in pieces], np.uint8)
         ranks = np.full(256, len(_SIGNS))
         ranks[list(_SIGNS)] = np.arange(len(_SIGNS))
@@ -37,7 +48,7 @@ class Closing:
         self,
         matcher: Any,
         room: int,
-        max_guesses: int = MAX_GUESSES,
+        patience: Patience = Patience(),
         thoughts: Sequence[Sequence[int]] = (),
     ) -> list[int] | None:
         """At most ``room`` tokens that complete the answer; None if none were found. The matcher stays where it is.
@@ -48,7 +59,7 @@ class Closing:
         for thought in ((), *thoughts):
             begun = matcher.deep_copy()
             if not thought or begun.try_consume_tokens(list(thought)) == len(thought):
-                rest = _Walk(self, begun, max_guesses).to_the_end(room - len(thought))
+                rest = _Walk(self, begun, patience).to_the_end(room - len(thought))
                 if rest is not None:
                     return [*thought, *rest]
         return None
@@ -57,11 +68,12 @@ class Closing:
 class _Walk:
     """One walk, with a matcher of its own: meeting a limit spoils it."""
 
-    def __init__(self, closing: Closing, matcher: Any, max_guesses: int) -> None:
+    def __init__(self, closing: Closing, matcher: Any, patience: Patience) -> None:
         self._closing = closing
         self._matcher = matcher
-        self._max_guesses = max_guesses
+        self._patience = patience
         self._chosen = 0
+        self._filled = 0  # characters
         self._quotes = 0  # in a row
         self._last: int | None = None
         self._seen = np.zeros(256, dtype=bool)
@@ -87,10 +99,10 @@ class _Walk:
         return next(([token] for token in prefixes if token is not None and self._allows(token)), [])
 
     def _choice(self) -> list[int]:
-        if self._chosen == MAX_CHOSEN:
+        if self._chosen == self._patience.chosen:
             return []
         self._chosen += 1
-        return self._suggestion() or self._guess()
+        return self._suggestion() or self._filling() or self._guess()
 
     def _suggestion(self) -> list[int]:
         """One token that brings JSON to its end, if one is allowed."""
@@ -103,11 +115,23 @@ class _Walk:
             wanted = [brace, bracket, quote, zero if self._last != zero else None]
             if self._last is None:  # where an answer may begin with a thought instead
                 wanted.append(opening)
+            if not self._allows(self._closing.ids.get(b"q")):  # else letters are text, too
+                wanted += map(self._closing.ids.get, (b"true", b"t", b"null", b"n"))
         return next(([token] for token in wanted if token is not None and self._allows(token)), [])
+
+    def _filling(self) -> list[int]:
+        """The last guess once more, while the text must be longer."""
+        if self._filled >= self._patience.filling or not self._guessed:
+            return []
+        again = self._guessed[-1]
+        if self._last != again or not self._allows(again):
+            return []
+        self._filled += self._closing.chars[again]
+        return [again]
 
     def _guess(self) -> list[int]:
         if (
-            len(self._guessed) == self._max_guesses or self._quotes > 2
+            len(self._guessed) == self._patience.guesses or self._quotes > 2
         ):  # that text is no JSON: quotes close nothing
             return []
         closing = self._closing

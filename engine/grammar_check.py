@@ -2,6 +2,8 @@
 
 Some schemas of a few bytes (``{"type": "integer", "multipleOf": 1234567}``) take minutes and gigabytes, and a thread that
 compiles one cannot be stopped. What has passed here is compiled again where it is used.
+
+The limit is one of processor time, so that a good grammar passes on a busy machine, too.
 """
 
 import json
@@ -10,12 +12,22 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
+from math import inf
+from typing import Any
 
 from headrace.engine.grammar import Grammar, GrammarKind
+from headrace.engine.schema_size import least_chars
 
 MEMORY_BYTES = 2 << 30
+WAITS = 12
+"""The child is given up after so many times the limit by the clock, whatever it waits for."""
+
+ENDLESS = "no answer of this form has an end: its JSON schema needs itself again and again"
 _TOKEN = re.compile(r"<\[\d+\]>")
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
 class GrammarTooComplex(Exception):
@@ -23,14 +35,19 @@ class GrammarTooComplex(Exception):
 
 
 class GrammarChecker:
-    """A child process that compiles one grammar at a time; made again when one took too long and was killed."""
+    """A child process that compiles one grammar at a time; made again when one took too long and was killed.
+
+    limit_s: seconds of processor time that one may take.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._child: subprocess.Popen[bytes] | None = None
 
-    def check(self, grammar: Grammar) -> str | None:
-        """What is wrong with a grammar, None if nothing. Raises GrammarTooComplex."""
+    def check(self, grammar: Grammar) -> int:
+        """Characters that every answer has at least, as far as that is known. Raises BadGrammar and GrammarTooComplex."""
+        from headrace.engine.guidance import BadGrammar
+
         child = self._running()
         assert child.stdin
         assert child.stdout
@@ -43,8 +60,10 @@ class GrammarChecker:
         if not answer:
             self.close()
             raise GrammarTooComplex
-        error: str | None = json.loads(answer)
-        return error
+        problem, least = json.loads(answer)
+        if problem is not None:
+            raise BadGrammar(problem)
+        return int(least)
 
     def close(self) -> None:
         """End the child."""
@@ -82,10 +101,20 @@ def _of_bytes(grammar: Grammar) -> Grammar:
     return replace(grammar, source=source, before=_TOKEN.sub("<[0]>", grammar.before))
 
 
-def _serve(limit_s: float) -> None:
-    """Grammars come in on stdin, a line each; what is wrong with each goes out on stdout. Ends with the parent.
+def _schemas(grammar: Grammar) -> Iterator[Any]:
+    """The JSON schemas in a grammar."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        yield json.loads(grammar.source)
+    elif grammar.kind is GrammarKind.LARK:
+        for found in _EMBEDDED.finditer(grammar.source):
+            with suppress(ValueError):  # the word stands in a text
+                yield json.JSONDecoder().raw_decode(grammar.source, found.end())[0]
 
-    One that takes longer than ``limit_s`` ends this process: an alarm needs no thread that could still run.
+
+def _serve(limit_s: float) -> None:
+    """Grammars come in on stdin, a line each; what is wrong with each and how short its answers may be go out on stdout.
+
+    Ends with the parent. One that takes longer than ``limit_s`` ends this process: a timer needs no thread that could still run.
     """
     import llguidance
 
@@ -95,14 +124,21 @@ def _serve(limit_s: float) -> None:
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
     for line in sys.stdin.buffer:
         fields = json.loads(line)
-        error = None
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        grammar = Grammar(**fields | {"kind": GrammarKind(fields["kind"])})
+        problem, least = None, 0.0
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        signal.setitimer(signal.ITIMER_REAL, WAITS * limit_s)
         try:
-            compile_matcher(tokenizer, _of_bytes(Grammar(**fields | {"kind": GrammarKind(fields["kind"])})))
+            compile_matcher(tokenizer, _of_bytes(grammar))
+            sizes = [least_chars(schema) for schema in _schemas(grammar)]
+            if inf in sizes:
+                raise BadGrammar(ENDLESS)
+            least = sizes[0] if grammar.kind is GrammarKind.JSON_SCHEMA else 0
         except BadGrammar as bad:
-            error = str(bad)
+            problem = str(bad)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(error), flush=True)
+        print(json.dumps([problem, least]), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.engine.closing import Closing
+from headrace.engine.closing import Closing, Patience
 from headrace.engine.errors import EngineError, InvalidRequest
 from headrace.engine.grammar import Grammar
 from headrace.engine.grammar_check import GrammarChecker, GrammarTooComplex
@@ -17,12 +17,12 @@ from headrace.engine.request import ModelInfo
 from headrace.engine.sequence import Sequence
 
 LIMIT_S = 5.0
-"""Time that checking one grammar may take."""
+"""Processor time that checking one grammar may take."""
 
 MAX_CACHED = 256
 """Compiled grammars that are kept, the least recently used going first; refused ones among them."""
 
-LONGEST_WAY = 4096
+LONGEST_WAY = 16384
 """Tokens of the short answer that is looked for once for each grammar."""
 
 _THREADS = 2
@@ -38,11 +38,15 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """matcher: at the beginning; guides get copies. way: a short answer, in tokens, None if none was found."""
+    """matcher: at the beginning; guides get copies. way: a short answer, in tokens, None if none was found.
+
+    least: tokens that there must be room for: the short answer's, else what any answer has at least.
+    """
 
     matcher: Any
     closing: Closing
     way: list[int] | None
+    least: int
 
 
 class Grammars:
@@ -105,10 +109,14 @@ class Grammars:
             return _refusal(error, grammar, self._limit_s)
         compiled = future.result()
         room = seq.limit - seq.prompt_len
-        if compiled.way is not None and len(compiled.way) > room:
+        if compiled.least > room:
+            answer = (
+                "any answer of this form has at least"
+                if compiled.way is None
+                else "a short answer of this form has"
+            )
             return InvalidRequest(
-                f"max_tokens, and the context, leave room for {room:,} tokens, but a short answer of this form has"
-                f" {len(compiled.way):,}",
+                f"max_tokens, and the context, leave room for {room:,} tokens, but {answer} {compiled.least:,}",
                 param="max_tokens",
                 code="invalid_value",
             )
@@ -137,17 +145,18 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         """In a thread: check, then compile. Raises BadGrammar and GrammarTooComplex."""
-        from headrace.engine.guidance import BadGrammar, compile_matcher
+        from headrace.engine.guidance import compile_matcher
 
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 self._vocabulary = self._load(self._info)
         vocabulary = self._vocabulary
-        if (problem := self._checker().check(grammar)) is not None:
-            raise BadGrammar(problem)
+        closing = vocabulary.closing
+        least_chars = self._checker().check(grammar)
         matcher = compile_matcher(vocabulary.tokenizer, grammar)
-        way = vocabulary.closing.way(matcher, LONGEST_WAY, thoughts=grammar.thoughts)
-        return CompiledGrammar(matcher, vocabulary.closing, way)
+        way = closing.way(matcher, LONGEST_WAY, Patience(LONGEST_WAY, filling=least_chars), grammar.thoughts)
+        least = -(-least_chars // closing.longest) if way is None else len(way)
+        return CompiledGrammar(matcher, closing, way, least)
 
     def _checker(self) -> GrammarChecker:
         """This thread's own."""

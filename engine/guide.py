@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from headrace.engine.closing import Closing
+from headrace.engine.closing import Closing, Patience
 
 NEAR = 8
 """A place from which completion would leave no more tokens than this to spare is near enough to the limit: none later is looked for."""
-MAX_GUESSES = 8
-"""Guesses of a walk between two steps, for which all sequences wait."""
+BETWEEN_STEPS = Patience(guesses=8)
+"""Of a walk for which all sequences wait."""
 
 
 class Outcome(Enum):
@@ -118,7 +118,7 @@ class Guide:
     def _look(self) -> None:
         """Find the way to completion from here."""
         room = self._limit - self.length
-        way = self._closing.way(self.matcher, room, MAX_GUESSES, self._thoughts)
+        way = self._closing.way(self.matcher, room, BETWEEN_STEPS, self._thoughts)
         if way is not None:
             self._stand(way)
         elif room:

@@ -300,6 +300,46 @@ def test_a_form_that_nothing_has_is_refused_in_words(guided: Guided) -> None:
         assert done.error.message == "grammar cannot be compiled: no answer can have this form"
 
 
+@each(kind=list(KINDS))
+def test_a_schema_that_needs_itself_again_and_again_is_refused_in_words(guided: Guided) -> None:
+    endless = {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "a": {"$ref": "#"}},
+        "required": ["id", "a"],
+    }
+    forms = [Grammar.json_schema(endless), Grammar.lark("start: %json " + json.dumps(endless))]
+    for done in guided.run([guided.ask(form) for form in forms]):
+        assert done.error is not None
+        assert (done.error.code, done.error.param) == ("invalid_grammar", "grammar")
+        assert done.error.message.startswith("grammar cannot be compiled: no answer of this form has an end")
+
+
+@each(kind=["byte_level", "sentencepiece"])
+def test_long_minimum_lengths_are_kept_where_they_fit_and_refused_where_they_do_not(guided: Guided) -> None:
+    schemas = [
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 40},
+        {"type": "array", "items": PERSON, "minItems": 4},
+        {"type": "string", "minLength": 250},
+        {"type": "object", "properties": {n: {"type": "string", "minLength": 90} for n in "ab"}, "required": ["a", "b"]},
+    ]  # fmt: skip
+    hopeless = [
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 10**7},
+        {"type": "string", "minLength": 10**6},
+    ]
+    asked = [guided.ask(Grammar.json_schema(schema), max_tokens=300, seed=5) for schema in schemas]
+    tight = [guided.ask(Grammar.json_schema(schema), max_tokens=20) for schema in [*schemas, *hopeless]]
+    ended = guided.run([*asked, *tight])
+    for schema, done in zip([*schemas, *schemas, *hopeless], ended, strict=True):
+        if done.error is None:
+            jsonschema.validate(json.loads(guided.text(done)), schema)
+        else:
+            assert (done.error.code, done.error.param) == ("invalid_value", "max_tokens")
+    refused = [done.error is not None for done in ended]
+    assert not any(refused[: len(schemas)])
+    assert all(refused[-len(hopeless) :])
+    assert refused[len(schemas)], "forty items do not fit into twenty tokens"
+
+
 def test_what_the_compiler_does_not_foresee_fails_its_request_alone(guided: Guided) -> None:
     class Panic(BaseException):
         """Not an Exception, as panics of Rust are not."""

@@ -13,7 +13,8 @@ from headrace.engine.chat import ChatFormat, ChatOptions, ToolChoice
 from headrace.engine.closing import Closing
 from headrace.engine.grammar import Grammar
 from headrace.engine.grammar_check import GrammarChecker
-from headrace.engine.guidance import compile_matcher
+from headrace.engine.guidance import BadGrammar, compile_matcher
+from headrace.engine.guide import BETWEEN_STEPS
 from headrace.engine.tokenizer import Tokenizer
 
 CITY = {
@@ -208,7 +209,7 @@ def test_out_of_a_thought_leads_a_way_to_a_whole_answer(
     assert at_once is not None
     assert matcher.consume_tokens(tokenizer.encode_rendered(["" if thinking else "<think>"])[0])
     assert matcher.consume_tokens(tokenizer.encode_rendered(['Is it {"city": "O'])[0])
-    later = ways.way(matcher, 200, max_guesses=8, thoughts=grammar.thoughts)
+    later = ways.way(matcher, 200, BETWEEN_STEPS, thoughts=grammar.thoughts)
     assert later is not None
     assert matcher.consume_tokens(later)
     assert matcher.is_accepting()
@@ -221,13 +222,14 @@ def test_a_grammar_that_names_tokens_can_be_checked_without_the_model() -> None:
         for options, given in ((required(), None), (STRICT, None), (ChatOptions(), digits)):
             grammar = chat_format.grammar(options, given, thinking=True)
             assert grammar is not None
-            assert checker.check(grammar) is None
+            checker.check(grammar)
         broken = required(
             tools=[{"function": {"name": "f", "parameters": {"type": "object", "properties": 5}}}]
         )
         wrong = chat_format.grammar(broken, None, thinking=False)
         assert wrong is not None
-        assert checker.check(wrong) is not None
+        with pytest.raises(BadGrammar):
+            checker.check(wrong)
 
 
 def test_only_an_answer_that_must_call_has_a_grammar() -> None:
