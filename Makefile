@@ -44,7 +44,7 @@ test: venv ## Run all tests against Apache Kafka (or the embedded broker) and a 
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not stress" -n $(TEST_PROCESSES) --dist loadfile
 
 stress: venv ## Run the tests that kill things
-	$(PY) -m pytest -m stress
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m stress -n $(TEST_PROCESSES) --dist worksteal
 
 check: venv ## Lint, formatting, types and the direction of imports
 	$(PY) -m ruff check

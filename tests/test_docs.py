@@ -149,6 +149,18 @@ def test_a_table_of_figures_cites_the_run_that_gave_them(path: Path) -> None:
             assert all((ROOT / "bench" / name).exists() for name in cited)
 
 
+def test_the_table_of_faults_names_every_stress_test_and_none_that_is_not_there() -> None:
+    folder = ROOT / "tests/stress"
+    named = re.findall(r"\[`(test_\w+)`\]\((\S+?)\)", (folder / "README.md").read_text())
+    assert [name for name, file in named if f"def {name}(" not in (folder / file).read_text()] == []
+    tests = {
+        name
+        for file in folder.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)
+    }
+    assert tests <= {name for name, _ in named}
+
+
 def test_the_change_log_names_the_version_and_begins_with_what_is_unreleased() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     releases = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)

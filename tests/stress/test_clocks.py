@@ -20,7 +20,7 @@ def now_ms() -> int:
 def test_a_producer_whose_clock_is_an_hour_off(make_fleet: MakeFleet, off_ms: int) -> None:
     fleet = make_fleet()
     fleet.start(workers=2)
-    fleet.send(1000, timestamp_ms=now_ms() + off_ms)
+    fleet.send(2000, timestamp_ms=now_ms() + off_ms)
     fleet.settle()
     fleet.assert_books_balance()
 
@@ -31,7 +31,7 @@ def test_jobs_on_both_sides_of_midnight(make_fleet: MakeFleet) -> None:
     fleet = make_fleet()
     fleet.start(workers=2)
     for off_ms in (-1000, -1, 0, 1, 1000):
-        fleet.send(300, timestamp_ms=at + off_ms)
+        fleet.send(400, timestamp_ms=at + off_ms)
     fleet.settle()
     fleet.assert_books_balance()
     days = dict(fleet.line.query("SELECT tableoid::regclass::text, count(*) FROM jobs GROUP BY 1"))
@@ -46,7 +46,7 @@ def test_sessions_in_an_odd_time_zone(make_fleet: MakeFleet, database_url: str, 
         connection.execute(f"ALTER DATABASE {name} SET timezone = '{zone}'")  # type: ignore[arg-type]
     fleet = make_fleet()
     fleet.start(workers=2)
-    fleet.send(1000)
+    fleet.send(2000)
     fleet.settle()
     assert fleet.line.query("SHOW timezone") == [(zone,)]
     fleet.assert_books_balance()

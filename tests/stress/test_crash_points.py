@@ -6,7 +6,7 @@ from uuid import UUID
 
 import crash_points
 import pytest
-from fleet import BATCH, Fleet, MakeFleet
+from fleet import BATCH, PATIENCE_S, Fleet, MakeFleet, Process
 
 from headrace.schemas import JobResult, Source
 from headrace.schemas.replay import repeat_headers
@@ -14,7 +14,7 @@ from headrace.store import open_store
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
-JOBS = 1000
+JOBS = 2000
 REOPENED = "after a job was opened again"
 ELSEWHERE = (REOPENED, crash_points.ASLEEP, "after the recorder's write")
 OF_A_WORKER = [point for point in crash_points.POINTS if point not in ELSEWHERE]
@@ -35,11 +35,16 @@ def test_a_worker_that_dies_at_one_step(make_fleet: MakeFleet, tmp_path: Path, p
     )
     fleet.join()  # takes partitions from the doomed one
     fleet.join()
-    assert doomed.wait(120) == -signal.SIGKILL
+    assert_died(doomed)
     fleet.settle()
     fleet.assert_books_balance()
     if keeps_results_apart:
         assert_every_result_is_where_its_row_says(fleet, tmp_path)
+
+
+def assert_died(doomed: Process) -> None:
+    """It came to the step at which it had to die."""
+    assert doomed.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def assert_every_result_is_where_its_row_says(fleet: Fleet, directory: Path) -> None:
@@ -54,7 +59,7 @@ def test_a_recorder_that_dies_between_its_write_and_its_commit(make_fleet: MakeF
     fleet = make_fleet()
     doomed = fleet.start_recorder(crash="after the recorder's write")
     fleet.send(JOBS)
-    assert doomed.wait(120) == -signal.SIGKILL
+    assert_died(doomed)
     fleet.start(workers=2)
     fleet.settle()
     fleet.assert_books_balance()
@@ -68,7 +73,7 @@ def test_a_worker_that_dies_after_it_opened_a_job_again(make_fleet: MakeFleet) -
     fleet.leave(fleet.workers[0])
     doomed = fleet.start_worker(crash=REOPENED)
     id = send_a_failed_job_again(fleet)
-    assert doomed.wait(120) == -signal.SIGKILL
+    assert_died(doomed)
 
     fleet.join()
     fleet.wait(

@@ -16,7 +16,10 @@ pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 AWAY_S = 60.0
 PAST_RETRIES_S = 15.0  # the ledger tries for 10 by itself; then workers and recorder are told
 JOBS = 3000
-CUT = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'headrace'"
+# Each is waited for, so that afterwards nothing of what it was about is still on its way into a table.
+CUT = (
+    "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE application_name = 'headrace'"
+)
 IN_MID_TRANSACTION = " AND state <> 'idle'"
 
 NO_ROOM = """
@@ -41,6 +44,17 @@ def say(url: str, *statements: str) -> None:
             connection.execute(statement)  # type: ignore[arg-type]
 
 
+@contextmanager
+def in_mid_work(fleet: Fleet) -> Iterator[Fleet]:
+    """What is done meanwhile is done to a fleet with most of its jobs before it, and no job may tell of it."""
+    fleet.start(workers=2)
+    fleet.send(JOBS)
+    fleet.wait_ended(JOBS // 6)
+    yield fleet
+    fleet.settle()
+    assert_nobody_ended_for_it(fleet)
+
+
 def assert_nobody_ended_for_it(fleet: Fleet) -> None:
     """It was taken for an absence: no job was refused, none failed, none was run again."""
     fleet.assert_books_balance()
@@ -52,64 +66,42 @@ def assert_nobody_ended_for_it(fleet: Fleet) -> None:
 def test_a_database_that_restarts_again_and_again(
     kafka: str, own_postgres: postgres.Server, how: signal.Signals
 ) -> None:
-    with fleet_on(kafka, own_postgres) as made:
-        made.start(workers=2)
-        made.send(JOBS)
+    with fleet_on(kafka, own_postgres) as made, in_mid_work(made):
         for share in (0.2, 0.4, 0.6):
             made.wait_ended(int(share * JOBS))
             own_postgres.halt(how)
             own_postgres.start()
-        made.settle()
-        assert_nobody_ended_for_it(made)
 
 
 def test_a_database_that_is_away_for_a_minute(kafka: str, own_postgres: postgres.Server) -> None:
-    with fleet_on(kafka, own_postgres) as made:
-        made.start(workers=2)
-        made.send(JOBS)
-        made.wait_ended(JOBS // 6)
+    with fleet_on(kafka, own_postgres) as made, in_mid_work(made):
         own_postgres.halt()
         made.send(500)
         time.sleep(AWAY_S)
         own_postgres.start()
-        made.settle()
-        assert_nobody_ended_for_it(made)
 
 
 def test_connections_cut_in_mid_transaction(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
-    fleet.start(workers=2)
-    fleet.send(JOBS)
-    cut = 0
+    with in_mid_work(make_fleet()) as fleet:
+        cut = 0
 
-    def cut_until_most_have_ended() -> bool:
-        nonlocal cut
-        cut += fleet.count(CUT + IN_MID_TRANSACTION + " AND datname = current_database()")
-        return fleet.ended() >= 0.8 * JOBS
+        def cut_until_most_have_ended() -> bool:
+            nonlocal cut
+            cut += fleet.count(CUT + IN_MID_TRANSACTION + " AND datname = current_database()")
+            return fleet.ended() >= 0.8 * JOBS
 
-    fleet.wait(cut_until_most_have_ended, "most jobs have ended in spite of the cuts")
-    fleet.settle()
-    assert cut > 5
-    assert_nobody_ended_for_it(fleet)
+        fleet.wait(cut_until_most_have_ended, "most jobs have ended in spite of the cuts")
+        assert cut > 5
 
 
 def test_a_pool_of_one_connection_for_everything_a_worker_does(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(ledger={"pool_size": 1, "retry_for": 1.0})
-    fleet.start(workers=2)
-    fleet.send(JOBS)
-    fleet.settle()
-    assert_nobody_ended_for_it(fleet)
+    with in_mid_work(make_fleet(ledger={"pool_size": 1, "retry_for": 1.0})):
+        pass  # it is too small from the first job to the last
 
 
 def test_a_server_that_has_no_connection_left(kafka: str, own_postgres: postgres.Server) -> None:
-    with fleet_on(kafka, own_postgres) as made:
-        made.start(workers=2)
-        made.send(JOBS)
-        made.wait_ended(JOBS // 6)
-        with every_connection_taken(own_postgres.url):
-            time.sleep(PAST_RETRIES_S)
-        made.settle()
-        assert_nobody_ended_for_it(made)
+    with fleet_on(kafka, own_postgres) as made, in_mid_work(made), every_connection_taken(own_postgres.url):
+        time.sleep(PAST_RETRIES_S)
 
 
 @contextmanager
@@ -125,29 +117,22 @@ def every_connection_taken(url: str) -> Iterator[None]:
 
 
 def test_a_full_disk(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
-    fleet.start(workers=2)
-    fleet.send(JOBS)
-    fleet.wait_ended(JOBS // 6)
-    say(fleet.line.database_url, NO_ROOM)
-    stuck = fleet.ended()
-    time.sleep(PAST_RETRIES_S)
-    assert fleet.ended() == stuck
-    say(fleet.line.database_url, ROOM)
-    fleet.settle()
-    assert_nobody_ended_for_it(fleet)
+    with in_mid_work(make_fleet()) as fleet:
+        say(fleet.line.database_url, NO_ROOM)
+        assert_nothing_ends_for(PAST_RETRIES_S, fleet)
+        say(fleet.line.database_url, ROOM)
 
 
 def test_a_database_that_only_reads(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
-    fleet.start(workers=2)
-    fleet.send(JOBS)
-    fleet.wait_ended(JOBS // 6)
-    ((name,),) = fleet.line.query("SELECT current_database()")
-    say(fleet.line.database_url, f"ALTER DATABASE {name} SET default_transaction_read_only = on", CUT)
-    stuck = fleet.ended()
-    time.sleep(PAST_RETRIES_S)
-    assert fleet.ended() <= stuck + 64
-    say(fleet.line.database_url, f"ALTER DATABASE {name} RESET default_transaction_read_only", CUT)
-    fleet.settle()
-    assert_nobody_ended_for_it(fleet)
+    with in_mid_work(make_fleet()) as fleet:
+        ((name,),) = fleet.line.query("SELECT current_database()")
+        say(fleet.line.database_url, f"ALTER DATABASE {name} SET default_transaction_read_only = on", CUT)
+        assert_nothing_ends_for(PAST_RETRIES_S, fleet)
+        say(fleet.line.database_url, f"ALTER DATABASE {name} RESET default_transaction_read_only", CUT)
+
+
+def assert_nothing_ends_for(seconds: float, fleet: Fleet) -> None:
+    ended = fleet.ended()
+    assert ended < len(fleet.expected)
+    time.sleep(seconds)
+    assert fleet.ended() == ended

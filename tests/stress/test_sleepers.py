@@ -11,7 +11,10 @@ from fleet import TIERS, Fleet, MakeFleet, Process, name_of
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
 OPEN = "SELECT count(*) FROM attempts WHERE ended_at IS NULL AND worker LIKE %s"
+LONG_S = 12  # a sleeper that is done has as long to say so first
+BEGUN_LONG_AGO = f"SELECT count(*) FROM attempts WHERE started_at < now() - interval '{LONG_S} s'"
 ALIVE = "SELECT count(*) FROM workers WHERE alive_until > now() AND worker LIKE %s"
+ATTEMPTS_OF_OTHERS = "SELECT * FROM attempts WHERE worker NOT LIKE %s ORDER BY id, run, attempt"
 ROWS = "SELECT id, run, state, attempt, finished_at FROM jobs ORDER BY id"
 BOTH = pytest.mark.parametrize("protocol", ["classic", "consumer"], indirect=True)
 
@@ -41,12 +44,15 @@ def test_one_that_wakes_up_when_all_is_done_touches_nothing(make_fleet: MakeFlee
     fleet.join()
     fleet.finish()
     rows, offsets = fleet.line.query(ROWS), [fleet.line.committed(tier) for tier in TIERS]
+    others = fleet.line.query(ATTEMPTS_OF_OTHERS, name_of(sleeper))
     assert in_its_engine > 0
+    assert len(others) > 0
 
     wake(fleet, sleeper)
     fleet.settle()
     assert fleet.line.query(ROWS) == rows
     assert [fleet.line.committed(tier) for tier in TIERS] == offsets
+    assert fleet.line.query(ATTEMPTS_OF_OTHERS, name_of(sleeper)) == others
     fleet.assert_books_balance(run_again=in_its_engine)
 
 
@@ -98,14 +104,15 @@ def test_one_that_wakes_up_first_wins_and_leaves_the_other_workers_attempts_alon
     fleet.start(workers=1)
     (sleeper,) = fleet.workers
     for number in range(40):
-        fleet.submit("slow:8", {"tier": "standard", "partition": number % 4})
+        fleet.submit(f"slow:{LONG_S}", {"tier": "standard", "partition": number % 4})
     fleet.line.producer.flush(60)
     fleet.wait(lambda: fleet.count(OPEN, name_of(sleeper)) == 40, "the sleeper runs them all")
     send_to_sleep(fleet, sleeper)
+    fleet.wait(lambda: fleet.count(BEGUN_LONG_AGO) == 40, "the sleeper will be done when it wakes up")
     other = fleet.join()
     fleet.wait(lambda: fleet.count(OPEN, name_of(other)) == 40, "the other worker runs them all")
 
-    wake(fleet, sleeper)  # its eight seconds are over first
+    wake(fleet, sleeper)
     first_ended = fleet.line.query("SELECT id, finished_at FROM jobs ORDER BY id")
     fleet.settle()
     assert fleet.line.query("SELECT id, finished_at FROM jobs ORDER BY id") == first_ended
