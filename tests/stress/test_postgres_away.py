@@ -74,11 +74,9 @@ def test_a_database_that_restarts_again_and_again(
 
 
 def test_a_database_that_is_away_for_a_minute(kafka: str, own_postgres: postgres.Server) -> None:
-    with fleet_on(kafka, own_postgres) as made, in_mid_work(made):
-        own_postgres.halt()
+    with fleet_on(kafka, own_postgres) as made, in_mid_work(made), own_postgres.away():
         made.send(500)
         time.sleep(AWAY_S)
-        own_postgres.start()
 
 
 def test_connections_cut_in_mid_transaction(make_fleet: MakeFleet) -> None:
