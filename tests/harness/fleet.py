@@ -126,7 +126,7 @@ class Fleet:
                 self._send_rubbish(b"{no json %d" % number, place)
             else:
                 self.submit("fail:no_good" if number % 50 == 3 else f"prompt {number}", place, number)
-        self.line.producer.flush(60)
+        self.line.flush()
 
     def submit(self, prompt: str, place: Mapping[str, Any], number: int | None = None) -> None:
         """One job; its prompt may script its fate (see standin)."""

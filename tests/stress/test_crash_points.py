@@ -95,5 +95,5 @@ def send_a_failed_job_again(fleet: Fleet) -> UUID:
     (record,) = [m for m in line.everything(topic) if (m.partition(), m.offset()) == place]
     source = Source(topic, partition, offset, record.timestamp()[1], run=2)
     line.send(record.value(), tier, repeat_headers(record.headers(), source))
-    line.producer.flush(60)
+    line.flush()
     return UUID(str(id))

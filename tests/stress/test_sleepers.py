@@ -105,7 +105,7 @@ def test_one_that_wakes_up_first_wins_and_leaves_the_other_workers_attempts_alon
     (sleeper,) = fleet.workers
     for number in range(40):
         fleet.submit(f"slow:{LONG_S}", {"tier": "standard", "partition": number % 4})
-    fleet.line.producer.flush(60)
+    fleet.line.flush()
     fleet.wait(lambda: fleet.count(OPEN, name_of(sleeper)) == 40, "the sleeper runs them all")
     send_to_sleep(fleet, sleeper)
     fleet.wait(lambda: fleet.count(BEGUN_LONG_AGO) == 40, "the sleeper will be done when it wakes up")
