@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 import psycopg
 from psycopg import Cursor
 from psycopg.rows import TupleRow
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -26,8 +26,9 @@ T = TypeVar("T")
 # A process that is stopped in the middle of a transaction (SIGSTOP, a dead node) must not hold its rows for long, and
 # nobody waits for ever. What we join to lies at the newest end of a day and is in memory: at the default page cost the
 # planner would rather read the whole day. Set in each transaction, not at login: a pooler between us and Postgres hands out sessions.
+# READ COMMITTED, whatever the database's default: a statement must see the row that another writer made just before it.
 BEGIN = """
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL timezone = 'UTC';
 SET LOCAL lock_timeout = '10s';
 SET LOCAL statement_timeout = '60s';
@@ -37,6 +38,23 @@ SET LOCAL random_page_cost = 1.1;
 """
 # From Postgres 17 on. The timeouts above do not run while a client that was stopped owes the rest of a message.
 BEGIN_17 = BEGIN + "SET LOCAL transaction_timeout = '60s';"
+
+# How a connection is made, where the address says nothing else. No prepared statements: PgBouncer in transaction mode may
+# not keep them. autocommit: transactions begin with BEGIN. A server that vanished without a word is given up within a
+# minute; by itself the system would wait for two hours, and the timeouts above end with the server.
+ARGUMENTS = {
+    "prepare_threshold": None,
+    "autocommit": True,
+    "connect_timeout": 5,
+    "application_name": "headrace",
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+# Seconds after which a connection is made anew. Its temporary table keeps the age that it was made at and autovacuum
+# leaves it alone: in a session of weeks it would hold up the whole cluster's freezing.
+RECYCLE_S = 3600
 
 # SQLSTATEs (or their classes) after which the same transaction may succeed. 57014 is a statement timeout.
 _TRANSIENT = ("08", "40001", "40P01", "53", "55P03", "57014", "57P0", "58030", "25006", "25P03", "25P04")
@@ -55,20 +73,14 @@ def parse_url(url: str) -> URL:
 def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
     """A pool for `url`. Connects lazily. Raises as `parse_url`."""
     target = parse_url(url)
-    # No prepared statements: PgBouncer in transaction mode cannot keep them. autocommit: transactions begin with BEGIN.
-    arguments = {
-        "prepare_threshold": None,
-        "autocommit": True,
-        "connect_timeout": 5,
-        "application_name": "headrace",
-    }
     return create_engine(
         target,
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=pool_timeout,
         pool_pre_ping=True,
-        connect_args={name: value for name, value in arguments.items() if name not in target.query},
+        pool_recycle=RECYCLE_S,
+        connect_args={name: value for name, value in ARGUMENTS.items() if name not in target.query},
     )
 
 
@@ -124,7 +136,7 @@ class Database:
         raise AssertionError("backoff never ends")
 
     def _once(self, work: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        pooled = self._engine.raw_connection()
+        pooled = self._check_out()
         connection = pooled.driver_connection
         assert isinstance(connection, psycopg.Connection)
         try:
@@ -133,10 +145,21 @@ class Database:
                 result = work(cursor, *args, **kwargs)
             connection.commit()
             return result
+        except psycopg.InterfaceError as error:
+            # The driver found it out by itself. On a sound connection that is a mistake of ours.
+            if not connection.closed:
+                raise
+            raise psycopg.OperationalError(str(error)) from error
         finally:
             if connection.closed:
                 pooled.invalidate()
             pooled.close()
+
+    def _check_out(self) -> PoolProxiedConnection:
+        try:
+            return self._engine.raw_connection()
+        except psycopg.InterfaceError as error:  # from the ping, or while connecting: nothing of ours ran yet
+            raise psycopg.OperationalError(str(error)) from error
 
 
 def translate(error: Exception) -> Exception:

@@ -188,3 +188,79 @@ def test_times_are_utc_whatever_the_session_thinks(ledger: Ledger, database_url:
     assert stored.submitted_at == row.submitted_at
     assert stored.finished_at.utcoffset() == row.submitted_at.utcoffset()
     assert abs((stored.finished_at - row.submitted_at).total_seconds()) < 600
+
+
+def test_a_connection_that_the_driver_finds_gone_repeats_the_transaction(ledger: Ledger) -> None:
+    tries: list[int] = []
+
+    def work(cursor: database.Rows) -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            cursor.connection.close()
+            raise psycopg.InterfaceError("the connection is lost")
+        return "done"
+
+    assert ledger._database.transaction(work) == "done"
+    assert len(tries) == 2
+
+
+def test_a_connection_that_is_gone_at_its_checkout_is_tried_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, lost = ledger._database._engine, [psycopg.InterfaceError("the connection is lost")]
+    check_out = engine.raw_connection
+
+    def raw_connection() -> Any:
+        if lost:
+            raise lost.pop()
+        return check_out()
+
+    monkeypatch.setattr(engine, "raw_connection", raw_connection)
+    assert ledger.backlog() == []
+
+
+def test_a_mistake_on_a_sound_connection_is_neither_repeated_nor_hidden(ledger: Ledger) -> None:
+    tries: list[int] = []
+
+    def work(cursor: database.Rows) -> None:
+        tries.append(1)
+        cursor.close()
+        cursor.execute("SELECT 1")
+
+    with pytest.raises(psycopg.InterfaceError, match="cursor is closed"):
+        ledger._database.transaction(work)
+    assert len(tries) == 1
+
+
+def test_transactions_are_read_committed_whatever_the_databases_default(database_url: str) -> None:
+    name = query(database_url, "SELECT current_database()")[0][0]
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = serializable")  # type: ignore[arg-type]
+    with Ledger(database_url) as ledger:
+        isolation = ledger._database.transaction(
+            lambda cursor: cursor.execute("SHOW transaction_isolation").fetchone()
+        )
+    assert isolation == ("read committed",)
+
+
+def test_a_server_that_vanished_is_given_up_as_soon_as_the_address_says(database_url: str) -> None:
+    def keepalives(url: str) -> tuple[str, str]:
+        with Ledger(url) as ledger:
+            told = ledger._database.transaction(lambda cursor: cursor.connection.info.get_parameters())
+        return told["keepalives_idle"], told["tcp_user_timeout"]
+
+    assert keepalives(database_url) == ("30", "60000")
+    assert keepalives(f"{database_url}?keepalives_idle=7&tcp_user_timeout=9000") == ("7", "9000")
+
+
+def test_sessions_do_not_grow_old(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(ledger: Ledger) -> Any:
+        return ledger._database.transaction(
+            lambda cursor: cursor.execute("SELECT pg_backend_pid()").fetchone()
+        )
+
+    with Ledger(database_url) as ledger:
+        assert session(ledger) == session(ledger)
+    monkeypatch.setattr(database, "RECYCLE_S", 0)
+    with Ledger(database_url) as ledger:
+        assert session(ledger) != session(ledger)
