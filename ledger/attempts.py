@@ -7,7 +7,7 @@ from uuid import UUID
 
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
-from headrace.ledger.partitions import within
+from headrace.ledger.partitions import span, within
 from headrace.ledger.rows import AttemptRow
 from headrace.ledger.staging import JOB_COLUMNS, LOCKED, insert_absent, job_values, stage
 from headrace.schemas import JobState
@@ -38,16 +38,18 @@ WITH changed AS (
 # Also what an earlier try of this very transaction committed before its answer was lost.
 _OURS = f"""
 SELECT incoming.id FROM incoming
-JOIN attempts USING (id, run, attempt)
-JOIN jobs ON jobs.id = incoming.id AND jobs.run = incoming.run AND jobs.state = {JobState.RUNNING.code}
+JOIN attempts ON attempts.id = incoming.id AND {within("attempts")}
+    AND attempts.run = incoming.run AND attempts.attempt = incoming.attempt
+JOIN jobs ON jobs.id = incoming.id AND {within("jobs")} AND jobs.run = incoming.run AND jobs.state = {JobState.RUNNING.code}
 WHERE attempts.worker = incoming.worker AND attempts.ended_at IS NULL
 """
 
-_END = """
+_END = f"""
 UPDATE attempts SET ended_at = now(), died = %(died)s
-FROM (SELECT id FROM attempts WHERE id = ANY(%(ids)s) AND worker = %(worker)s AND ended_at IS NULL
+FROM (SELECT id FROM attempts WHERE id = ANY(%(ids)s) AND {within("attempts")}
+      AND worker = %(worker)s AND ended_at IS NULL
       ORDER BY id FOR UPDATE) mine
-WHERE attempts.id = mine.id AND worker = %(worker)s AND ended_at IS NULL
+WHERE attempts.id = mine.id AND {within("attempts")} AND worker = %(worker)s AND ended_at IS NULL
 """
 
 
@@ -71,11 +73,11 @@ def begin(cursor: Rows, attempts: Sequence[AttemptRow]) -> set[UUID]:
             count(done)
             started.update(id for change in done for id in change.ids)
     if len(started) < len(attempts):
-        started.update(id for (id,) in cursor.execute(_OURS))
+        started.update(id for (id,) in cursor.execute(_OURS, days))
     tally.write(cursor)
     return started
 
 
 def end(cursor: Rows, worker: str, ids: Collection[UUID], died: bool) -> None:
     """End this worker's open attempts at `ids`."""
-    cursor.execute(_END, {"worker": worker, "ids": list(ids), "died": died})
+    cursor.execute(_END, {"worker": worker, "ids": list(ids), "died": died, **span(ids)})

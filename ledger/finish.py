@@ -46,11 +46,12 @@ WITH changed AS (
 ), {_STORED} {SUMMARY}
 """
 
-_WINNERS = """
+_WINNERS = f"""
 SELECT incoming.id, results.body::text FROM incoming
-JOIN jobs ON jobs.id = incoming.id AND jobs.run = incoming.run AND jobs.content_sha = incoming.content_sha
-JOIN results ON results.id = jobs.id AND results.run = jobs.run
-WHERE incoming.id <> ALL(%s)
+JOIN jobs ON jobs.id = incoming.id AND {within("jobs")}
+    AND jobs.run = incoming.run AND jobs.content_sha = incoming.content_sha
+JOIN results ON results.id = jobs.id AND {within("results")} AND results.run = jobs.run
+WHERE incoming.id <> ALL(%(changed)s)
 """
 
 _END_ATTEMPTS = f"""
@@ -75,7 +76,7 @@ def finish(cursor: Rows, outcomes: Sequence[OutcomeRow]) -> Finished:
         cursor.execute(_END_ATTEMPTS, days)
     winners: dict[UUID, bytes] = {}
     if len(changed) < len(outcomes):
-        cursor.execute(_WINNERS, (list(changed),))
+        cursor.execute(_WINNERS, {"changed": list(changed), **days})
         winners = {id: body.encode() for id, body in cursor.fetchall()}
     tally.write(cursor)
     return Finished(frozenset(changed), winners)

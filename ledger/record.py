@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
+from headrace.ledger.partitions import within
 from headrace.ledger.reopen import take_back
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.staging import JOB_COLUMNS, columns, insert_absent, job_values, stage
@@ -18,8 +19,9 @@ DUPLICATE = "another job with this id and other content came first (its custom a
 _INSERT = f"WITH changed AS ({insert_absent()} {RETURNING}) {SUMMARY}"
 
 # The same id, other content: whoever came first keeps it.
-_DUPLICATES = """
-SELECT incoming.id FROM incoming JOIN jobs USING (id) WHERE jobs.content_sha <> incoming.content_sha
+_DUPLICATES = f"""
+SELECT incoming.id FROM incoming JOIN jobs ON jobs.id = incoming.id AND {within("jobs")}
+WHERE jobs.content_sha <> incoming.content_sha
 """
 
 # A rejection that was taken back may come again, in the run that it was taken back for.
@@ -37,12 +39,12 @@ RETURNING src_topic, src_partition, src_offset
 def record(cursor: Rows, jobs: Sequence[JobRow]) -> int:
     """Insert what is new and count it; return how many. `jobs` names each id once."""
     tally = Tally()
-    stage(cursor, JOB_COLUMNS, (job_values(job, JobState.QUEUED.code, 1, 0) for job in jobs))
+    days = stage(cursor, JOB_COLUMNS, (job_values(job, JobState.QUEUED.code, 1, 0) for job in jobs))
     inserted = changes(cursor.execute(_INSERT))
     tally.inserted(inserted)
     new = sum(change.jobs for change in inserted)
     if new < len(jobs):
-        duplicates = {id for (id,) in cursor.execute(_DUPLICATES)}
+        duplicates = {id for (id,) in cursor.execute(_DUPLICATES, days)}
         _insert_rejections(cursor, [duplicate(job) for job in jobs if job.id in duplicates], tally)
     tally.write(cursor)
     return new

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from headrace.ledger.counters import SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
+from headrace.ledger.partitions import within
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.staging import JOB_COLUMNS, columns, job_values, stage
 from headrace.schemas import JobState
@@ -22,12 +23,12 @@ WITH changed AS (
     FROM (
         SELECT jobs.id, jobs.state, jobs.attempt, jobs.prompt_tokens, jobs.cached_tokens, jobs.completion_tokens,
                incoming.run AS asked
-        FROM incoming JOIN jobs ON jobs.id = incoming.id
+        FROM incoming JOIN jobs ON jobs.id = incoming.id AND {within("jobs")}
         WHERE jobs.run = incoming.run - 1 AND jobs.content_sha = incoming.content_sha
           AND jobs.state > {JobState.RUNNING.code}
         ORDER BY incoming.id FOR NO KEY UPDATE OF jobs
     ) old
-    WHERE jobs.id = old.id AND jobs.run = old.asked - 1 AND jobs.state > {JobState.RUNNING.code}
+    WHERE jobs.id = old.id AND {within("jobs")} AND jobs.run = old.asked - 1 AND jobs.state > {JobState.RUNNING.code}
     RETURNING jobs.id, jobs.tenant, jobs.batch_id, jobs.pool, jobs.tier, jobs.submitted_at, old.state, old.attempt,
         old.prompt_tokens, old.cached_tokens, old.completion_tokens
 ) {SUMMARY}
@@ -55,8 +56,8 @@ def reopen(cursor: Rows, rows: Sequence[JobRow | RejectionRow]) -> int:
     jobs = [row for row in rows if isinstance(row, JobRow)]
     reopened = []
     if jobs:
-        stage(cursor, JOB_COLUMNS, (job_values(job, JobState.QUEUED.code, job.run, 0) for job in jobs))
-        reopened = changes(cursor.execute(_REOPEN))
+        days = stage(cursor, JOB_COLUMNS, (job_values(job, JobState.QUEUED.code, job.run, 0) for job in jobs))
+        reopened = changes(cursor.execute(_REOPEN, days))
         tally.reopened(reopened)
     # A record that was rejected may be a job now, to a worker that reads more: its rejection is taken back as well.
     taken_back = take_back(cursor, rows, tally)

@@ -1,7 +1,10 @@
 """Day partitions: which id belongs where, made ahead, dropped when their time is over."""
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import attempt, job, named, outcome, query, rejection
 
-from headrace.ledger import Ledger
+from headrace.ledger import Ledger, attempts, finish, lookup, record, reopen
 from headrace.ledger.partitions import AHEAD, day_of, first_id, span, today, within
 from headrace.schemas import CancelBatch, named_key, uuid7
 
@@ -44,6 +47,48 @@ def test_a_statement_about_todays_jobs_looks_into_no_other_day(ledger: Ledger, d
         plan = connection.execute(f"EXPLAIN SELECT FROM jobs WHERE {within('jobs')}", span([uuid7()]))
         text = "".join(line for (line,) in plan)
     assert set(re.findall(r"jobs_(?:\d{8}|named)\b", text)) == {f"jobs_{today():%Y%m%d}"}
+
+
+class Explained:
+    """A cursor that notes which partitions the statements go through."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor, self.partitions = cursor, dict[str, set[str]]()
+
+    def execute(self, statement: str, *args: Any, **kwargs: Any) -> Any:
+        if not statement.lstrip().startswith("CREATE"):
+            plan = self._cursor.connection.execute(f"EXPLAIN {statement}", *args)
+            text = "".join(line for (line,) in plan)
+            self.partitions[statement] = set(re.findall(r"(?:jobs|results|attempts)_(\d{8}|named)\b", text))
+        return self._cursor.execute(statement, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+def test_no_statement_of_the_recorder_or_a_worker_looks_into_other_days(ledger: Ledger) -> None:
+    row = job()
+    other = replace(row, content_sha=b"other", src_offset=row.src_offset + 1)
+    steps: list[Callable[[Any], object]] = [
+        lambda cursor: record.record(cursor, [row]),
+        lambda cursor: record.record(cursor, [other]),
+        lambda cursor: lookup.lookup(cursor, [row], "w1"),
+        lambda cursor: attempts.begin(cursor, [attempt(row)]),
+        lambda cursor: attempts.begin(cursor, [attempt(row)]),
+        lambda cursor: attempts.end(cursor, "w1", [row.id], False),
+        lambda cursor: finish.finish(cursor, [outcome(row)]),
+        lambda cursor: finish.finish(cursor, [outcome(row)]),
+        lambda cursor: reopen.reopen(cursor, [replace(row, run=2)]),
+    ]
+    for step in steps:
+
+        def explained(cursor: Any, step: Callable[[Any], object] = step) -> dict[str, set[str]]:
+            watched = Explained(cursor)
+            step(watched)
+            return watched.partitions
+
+        for statement, days in ledger._database.transaction(explained).items():
+            assert days <= {f"{day_of(row.id):%Y%m%d}"}, statement
 
 
 def test_partitions_are_made_ahead_and_only_once(ledger: Ledger, database_url: str) -> None:
