@@ -1,11 +1,21 @@
 """Session fixtures: the real parts that the tests run against."""
 
+import contextlib
 import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """How long an example takes says something of the machine, and nothing of the code."""
+    with contextlib.suppress(ImportError):  # a GPU machine has few packages
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("any machine")
 
 
 def pytest_report_header() -> str:

@@ -3,9 +3,10 @@ docs/operations.md names, and without them says what is missing."""
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import apache_kafka
@@ -27,6 +28,8 @@ from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import JobState
 from headrace.worker import Worker
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,11 +67,16 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
 
 
-@pytest.fixture
-def impatient(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that soon give up."""
-    monkeypatch.setattr("headrace.cli.context.BROKER_PATIENCE_S", 2.5)
-    monkeypatch.setattr("headrace.client.outbox._PATIENCE_S", 2.5)
+def ask(command: Callable[[], T], knows: Callable[[T], bool]) -> T:
+    """What a command says that soon gives up, or later where a slow machine has not learned of the reason by then."""
+    for patience in (2.5, 10.0, 40.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("headrace.cli.context.BROKER_PATIENCE_S", patience)
+            patch.setattr("headrace.client.outbox._PATIENCE_S", patience)
+            said = command()
+        if knows(said):
+            break
+    return said
 
 
 def login(
@@ -111,7 +119,7 @@ def serving() -> Iterator[None]:
         finally:
             stop.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(120)
 
 
 @pytest.mark.usefixtures("bare")
@@ -139,14 +147,14 @@ def test_a_batch_runs_from_end_to_end_through_locked_doors(
             assert submitted.exit_code == 0, submitted.output
             topics = context.topics(context.load_settings())
             with Client(guarded_broker.bootstrap, topics, kafka=guarded_broker.login) as client:
-                followed = list(client.follow_results("b", idle_timeout=20))
+                followed = list(client.follow_results("b", idle_timeout=120))
         assert [result.state for result in followed] == [JobState.SUCCEEDED] * 20
         assert run("results", "b").stdout.count("echo: p") == 20
         bad = [found for found in findings("broker", "topics", "database", "migrations") if not found["ok"]]
         assert bad == []
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     ("changes", "told", "remedy"),
     [
@@ -167,17 +175,17 @@ def test_a_broker_that_lets_nobody_in_is_told_with_the_setting_at_fault(
     login(monkeypatch, guarded_broker.bootstrap, guarded_broker.login, **changes)
     if not changes.get("ssl.ca.location", "set"):
         monkeypatch.delenv("HEADRACE_KAFKA_SSL_CA_LOCATION")
-    result = run("topics", "describe", "--json")
+    result = ask(lambda: run("topics", "describe", "--json"), lambda result: told in result.output)
     error = json.loads(result.stderr)["error"]
     assert result.exit_code == Exit.UNAVAILABLE
     assert told in error["message"]
     assert remedy in error["remedy"]
     assert guarded_kafka.PASSWORD not in result.output
-    (broker,) = findings("broker")
+    (broker,) = ask(lambda: findings("broker"), lambda found: found[0]["remedy"] == error["remedy"])
     assert (broker["ok"], broker["remedy"]) == (False, error["remedy"])
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("bare")
 def test_a_client_without_a_certificate_is_told_so(
     guarded_broker: GuardedKafka, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -186,12 +194,13 @@ def test_a_client_without_a_certificate_is_told_so(
     monkeypatch.setenv("HEADRACE_KAFKA_SSL_CA_LOCATION", guarded_broker.certificate["ssl.ca.location"])
     file = tmp_path / "jobs.jsonl"
     file.write_text('{"prompt": "hello"}\n')
-    result = run("submit", str(file))
+    setting = "ssl.certificate.location"
+    result = ask(lambda: run("submit", str(file)), lambda result: setting in " ".join(result.output.split()))
     assert result.exit_code == Exit.UNAVAILABLE
-    assert "ssl.certificate.location" in " ".join(result.output.split())
+    assert setting in " ".join(result.output.split())
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     ("options", "password", "remedy"),
     [

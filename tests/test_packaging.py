@@ -21,7 +21,7 @@ def python(*arguments: object, cwd: Path, path: Path | None = None) -> str:
     if path:
         env["PYTHONPATH"] = str(path)
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

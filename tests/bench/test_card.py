@@ -23,9 +23,9 @@ def run(monkeypatch, tmp_path, *arguments):
 def test_parts_that_fail_or_never_end_leave_the_others_their_turn(monkeypatch, tmp_path, capsys):
     write = "import sys; print('all well'); open(sys.argv[1], 'w').write('[1, 2]')"
     parts = [
-        card.Part("fails", 30, "-c 'import sys; print(1 / 0)'", None),
+        card.Part("fails", 120, "-c 'import sys; print(1 / 0)'", None),
         card.Part("hangs", 1, "-c 'import time; time.sleep(600)'", None),
-        card.Part("works", 30, f'-c "{write}" OUT', None),
+        card.Part("works", 120, f'-c "{write}" OUT', None),
     ]
     monkeypatch.setattr(card, "PARTS", parts)
     code, results = run(monkeypatch, tmp_path)

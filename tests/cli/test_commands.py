@@ -85,7 +85,7 @@ def read(kafka: str, topic: str, count: int) -> list[dict[str, object]]:
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     found: list[dict[str, object]] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(found) < count and time.monotonic() < deadline:
         message = consumer.poll(0.5)
         if message is not None and message.error() is None:

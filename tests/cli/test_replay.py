@@ -35,7 +35,7 @@ def recorder(line: Pipeline) -> Iterator[None]:
         thread.start()
         yield
         stop.set()
-        thread.join(30)
+        thread.join(120)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_jobs_whose_records_are_gone_are_named_and_the_others_run(
     line.wait_for(lambda: line.lag() == 0)
     at = TopicPartition(line.topics.jobs("standard"), 1, -1)  # -1: up to its end
     admin = AdminClient({"bootstrap.servers": line.bootstrap})  # lives until the answer is in
-    admin.delete_records([at])[at].result(10)
+    admin.delete_records([at])[at].result(120)
 
     result = run("retry", "b", "--failed-only")
     assert result.exit_code == Exit.NOT_FOUND

@@ -41,7 +41,7 @@ from headrace.schemas import (
 )
 from headrace.schemas import topics as names
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Installation:
         )
         partitions = consumer.list_topics(topic).topics[topic].partitions
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-        messages: list[Message] = consumer.consume(count, timeout=30)
+        messages: list[Message] = consumer.consume(count, timeout=120)
         messages += consumer.consume(1, timeout=0.2)
         consumer.close()
         return messages
@@ -328,7 +328,7 @@ def test_a_submit_to_no_broker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_records_that_kafka_does_not_take_surface_and_their_batch_is_cancelled(kafka: str) -> None:
     topics = Topics(prefix=f"test-{uuid4().hex[:8]}")
     apache_kafka.create_topics(kafka, [topics.control], partitions=1)
-    client = Client(kafka, topics, kafka={"message.timeout.ms": 2_000, "log_level": 0})
+    client = Client(kafka, topics, kafka={"message.timeout.ms": 5_000, "log_level": 0})
     client._found = set(topics.all)  # the jobs' topic has gone since
     with pytest.raises(DeliveryFailed, match="3 records did not reach Kafka") as caught:
         client.submit([{"prompt": "a"}] * 3)
@@ -357,7 +357,7 @@ def test_one_interrupt_ends_a_submit_that_waits_for_kafka(known: str) -> None:
         time.sleep(0.5)  # into the wait, which lasts 10 s in the one case and 120 s in the other
         process.send_signal(signal.SIGINT)
         try:
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=180)
         finally:
             process.kill()
     assert err.strip().endswith("KeyboardInterrupt")

@@ -33,7 +33,7 @@ def run(script: str, bootstrap: str, topics: Topics, directory: Path) -> None:
     script = script.replace("localhost:9092", bootstrap).replace(" headrace.", f" {topics.prefix}.")
     path = f"{directory}:{os.environ['PATH']}"
     subprocess.run(
-        ["sh", "-ec", script], cwd=directory, env={**os.environ, "PATH": path}, check=True, timeout=90
+        ["sh", "-ec", script], cwd=directory, env={**os.environ, "PATH": path}, check=True, timeout=240
     )
 
 
@@ -42,7 +42,7 @@ def read(bootstrap: str, topic: str, count: int) -> list[Message]:
         {"bootstrap.servers": bootstrap, "group.id": str(uuid4()), "enable.auto.commit": False}
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
-    messages = consumer.consume(count, timeout=30) + consumer.consume(1, timeout=0.2)
+    messages = consumer.consume(count, timeout=120) + consumer.consume(1, timeout=0.2)
     consumer.close()
     return messages
 

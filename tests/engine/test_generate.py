@@ -346,7 +346,7 @@ def test_a_killed_process_leaves_a_file_that_can_be_taken_up(
             assert process.poll() is None, "it ended before it was killed"
             time.sleep(0.01)
         process.send_signal(sent)
-        process.wait(60)
+        process.wait(120)
     kept = out.read_bytes().count(b"\n")
     assert 40 <= kept < 2000
     progress = generate(source, out, scripted()[0], parse, resume=True)

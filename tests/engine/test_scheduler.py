@@ -226,7 +226,11 @@ def _short_prefixes_count(monkeypatch):
     monkeypatch.setattr("headrace.engine.sharers.LEAST_SHARED_BLOCKS", 1)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     requests=requests,
     lag=st.integers(0, 2),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import maven
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 VERSION = "4.1.0"
@@ -107,19 +107,29 @@ def create_topics(
     """Create topics and return when the broker has a leader for each; topics that exist are left alone."""
     names = list(names)
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics(
-        [NewTopic(name, partitions, 1, config=config(name)) for name in names]
-    ).values():
-        try:
-            future.result(START_TIMEOUT_S)
-        except KafkaException as error:
-            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-                raise
     deadline = time.monotonic() + START_TIMEOUT_S
+    while not _all_exist(admin, [NewTopic(name, partitions, 1, config=config(name)) for name in names]):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"topics {names} could not be created within {START_TIMEOUT_S:g} s")
+        time.sleep(0.2)
     while not all(_has_leaders(admin, name) for name in names):
         if time.monotonic() > deadline:
             raise RuntimeError(f"topics {names} have no leader after {START_TIMEOUT_S:g} s")
         time.sleep(0.05)
+
+
+def _all_exist(admin: AdminClient, topics: list[NewTopic]) -> bool:
+    """Create topics; whether all are there. The controller of a busy machine may miss its only broker for a moment."""
+    there = True
+    for future in admin.create_topics(topics).values():
+        try:
+            future.result(START_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() in (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.REQUEST_TIMED_OUT):
+                there = False
+            elif error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+    return there
 
 
 def console_producer(bootstrap: str, topic: str) -> list[str] | None:
@@ -139,9 +149,14 @@ def jar_directory() -> Path | None:
     return maven.resolve(POM, f"kafka/{VERSION}")
 
 
-def _start_apache(jars: Path, jvm_flags: Sequence[str]) -> Broker:
+def _start_apache(jars: Path, jvm_flags: Sequence[str], tries: int = 3) -> Broker:
     port, controller = free_ports(2)
-    return launch(jars, f"127.0.0.1:{port}", _server_properties(port, controller), jvm_flags=jvm_flags)
+    try:
+        return launch(jars, f"127.0.0.1:{port}", _server_properties(port, controller), jvm_flags=jvm_flags)
+    except RuntimeError:  # somebody may have taken a port since
+        if tries == 1:
+            raise
+        return _start_apache(jars, jvm_flags, tries - 1)
 
 
 def launch(
@@ -224,7 +239,7 @@ def node(controller: int) -> dict[str, object]:
         "group.consumer.min.heartbeat.interval.ms": 500,
         "group.consumer.heartbeat.interval.ms": 1000,
         # Back soon after a SIGKILL: the controller waits for the dead broker's session to run out.
-        "broker.session.timeout.ms": 2000,
+        "broker.session.timeout.ms": 6000,
         "broker.heartbeat.interval.ms": 400,
         "log.cleaner.enable": "false",
         "num.network.threads": 2,

@@ -35,10 +35,11 @@ QUICK_GROUP = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 400, "log_le
 PATIENT_GROUP = {**QUICK_GROUP, "session.timeout.ms": 45_000}
 # How long a test waits for what must come: it costs nothing where it comes, and a slow machine may take its time.
 PATIENCE_S = 120.0
-NO_COORDINATOR_YET = {
+NOT_YET = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NON_EMPTY_GROUP,  # a member is leaving it
 }
 
 
@@ -82,7 +83,6 @@ class Pipeline:
         settings = {"bootstrap.servers": self.bootstrap, "linger.ms": 2, "log_level": 0}
         self.producer = Producer({**settings, "enable.idempotence": True})
         self.ledger = Ledger(self.database_url)
-        self._ends: dict[tuple[str, int], int] = {}  # where each partition ends, as far as we have sent
 
     # --- driving ------------------------------------------------------------------------------------------------------
 
@@ -117,8 +117,6 @@ class Pipeline:
 
     def _sent(self, error: KafkaError | None, message: Message) -> None:
         assert error is None, error
-        place = message.topic(), message.partition()
-        self._ends[place] = max(self._ends.get(place, 0), message.offset() + 1)
 
     def flush(self) -> None:
         """Return once the broker has all that was sent."""
@@ -295,12 +293,8 @@ class Pipeline:
             {"bootstrap.servers": self.bootstrap, "group.id": f"test-{uuid4()}", **QUICK_GROUP}
         )
         try:
-            partitions = consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions
-            places = [TopicPartition(topic, partition) for partition in partitions]
-            yield (
-                consumer,
-                {each.partition: consumer.get_watermark_offsets(each, PATIENCE_S) for each in places},
-            )
+            places = [TopicPartition(topic, partition) for partition in _partitions(consumer, topic)]
+            yield consumer, {each.partition: _ends(consumer, each) for each in places}
         finally:
             consumer.close()
 
@@ -308,33 +302,45 @@ class Pipeline:
         """Make the tier's group start over; nobody may be in it."""
         group = WorkerConfig(self.bootstrap, self.topics).consumer(tier)["group.id"]
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
+        _patiently(lambda: admin.delete_consumer_groups([group])[group].result(PATIENCE_S))
 
     def lag(self, tier: str = "standard") -> int:
-        """Records of the tier that were sent here and whose offset is not committed."""
-        committed = self.committed(tier)
-        return sum(end - committed[place] for place, end in self._ends.items() if place in committed)
+        """Records of the tier whose offset is not committed, those among them that have just been sent."""
+        self.flush()
+        with self._reader(self.topics.jobs(tier)) as (_, ends):
+            committed = self.committed(tier)
+            return sum(high - max(committed[partition], low) for partition, (low, high) in ends.items())
 
-    def committed(self, tier: str = "standard") -> dict[tuple[str, int], int]:
-        """The workers' offsets, by the partitions of the tier that records were sent to."""
-        settings = WorkerConfig(self.bootstrap, self.topics).consumer(tier)
+    def committed(self, tier: str = "standard") -> dict[int, int]:
+        """The workers' offset in each partition of the tier, 0 where there is none."""
+        topic, settings = self.topics.jobs(tier), WorkerConfig(self.bootstrap, self.topics).consumer(tier)
         consumer = Consumer({**settings, "log_level": 0})
-        places = [TopicPartition(*place) for place in self._ends if place[0] == self.topics.jobs(tier)]
         try:
+            places = [TopicPartition(topic, partition) for partition in _partitions(consumer, topic)]
             offsets = _patiently(lambda: consumer.committed(places, timeout=PATIENCE_S))
-            return {(each.topic, each.partition): max(each.offset, 0) for each in offsets}
+            return {each.partition: max(each.offset, 0) for each in offsets}
         finally:
             consumer.close()
 
 
-def _patiently(ask: Callable[[], list[TopicPartition]]) -> list[TopicPartition]:
+def _partitions(consumer: Consumer, topic: str) -> list[int]:
+    return list(consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions)
+
+
+def _ends(consumer: Consumer, place: TopicPartition) -> tuple[int, int]:
+    """Where a partition begins and ends now."""
+    low, high = consumer.get_watermark_offsets(place, PATIENCE_S)
+    return low, high
+
+
+def _patiently(ask: Callable[[], Any]) -> Any:
     """The answer of a group's coordinator, which a broker that has just been started may not have yet."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
             return ask()
         except KafkaException as error:
-            if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > until:
+            if error.args[0].code() not in NOT_YET or time.monotonic() > until:
                 raise
             time.sleep(0.1)
 

@@ -36,5 +36,5 @@ def send(bootstrap: str, topic: str, value: bytes, headers: Sequence[tuple[bytes
         )
         == 0
     )
-    assert kafka.rd_kafka_flush(producer, 10_000) == 0
+    assert kafka.rd_kafka_flush(producer, 120_000) == 0
     kafka.rd_kafka_destroy(producer)

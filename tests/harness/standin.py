@@ -6,6 +6,7 @@ submitted to a worker in another process is scripted too:
     ``fail:CODE``      ends with that error, final
     ``flaky:N``        fails with a retriable error the first N times it is tried by this engine object
     ``busy:CODE``      fails with that retriable error each time
+    ``busy-unless:PATH``  fails with a retriable error until the file PATH exists
     ``slow:SECONDS``   takes that long
     ``until:PATH``     takes until the file PATH exists
     ``fail-unless:PATH``, ``die-unless:PATH``  the same as fail and die, until the file PATH exists
@@ -115,6 +116,8 @@ class StandInEngine:
         broken = command.endswith("-unless") and not Path(argument).exists()
         if command == "fail-unless" and broken:
             return _error(request, RequestError("no_good", "scripted to fail until it is mended"))
+        if command == "busy-unless" and broken:
+            return _error(request, RequestError("engine_busy", "scripted to fail for now", retriable=True))
         dies = command == "die" or (command == "die-unless" and broken)
         if dies or (command == "die-once" and _first_time(argument)):
             self.kill()

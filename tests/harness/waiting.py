@@ -8,8 +8,8 @@ T = TypeVar("T")
 
 
 def eventually(seen: Callable[[], T]) -> T:
-    """What `seen` returns once it is true; a minute at most, however slow the machine."""
-    deadline = time.monotonic() + 60
+    """What `seen` returns once it is true; two minutes at most, however slow the machine."""
+    deadline = time.monotonic() + 120
     while not (value := seen()):
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.05)

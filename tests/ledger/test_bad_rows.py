@@ -110,7 +110,11 @@ def test_a_literal_backslash_u0000_survives(ledger: Ledger) -> None:
     assert orjson.loads(result.body)["metadata"]["text"] == text
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(text=st.text(st.characters(exclude_categories=[]), max_size=40), number=st.floats() | st.integers())
 def test_no_text_and_no_number_in_a_result_breaks_its_write(ledger: Ledger, text: str, number: float) -> None:
     from headrace.schemas.wire import dump

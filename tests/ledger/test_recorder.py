@@ -53,13 +53,13 @@ class Line:
             value=data,
             headers=[(name, text.encode()) for name, text in headers.items()],
         )
-        self.producer.flush(30)
+        self.producer.flush(120)
 
     def control(self, *messages: ControlMessage) -> None:
         for message in messages:
             key, value, headers = message.encode()
             self.producer.produce(self.topics.control, key=key, value=value, headers=headers)
-        self.producer.flush(30)
+        self.producer.flush(120)
 
     @contextmanager
     def recorder(self, ledger: Ledger | None = None) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Line:
             yield
         finally:
             stop.set()
-            thread.join(60)
+            thread.join(120)
         assert not thread.is_alive()
         assert not failure, failure
 
@@ -93,7 +93,7 @@ class Line:
             for partition in range(2)
         ]
         try:
-            return sum(max(each.offset, 0) for each in consumer.committed(wanted, timeout=30))
+            return sum(max(each.offset, 0) for each in consumer.committed(wanted, timeout=120))
         finally:
             consumer.close()
 
@@ -249,7 +249,7 @@ def test_upkeep_that_waits_holds_up_neither_recording_nor_a_clean_stop(
     monkeypatch.setattr(upkeep, "STOP_S", 0.1)
     try:
         with line.recorder():
-            assert waits.wait(60)
+            assert waits.wait(120)
             line.send(prompt())
             eventually(lambda: line.committed() == 1)
         assert batch(line, submitted=1)

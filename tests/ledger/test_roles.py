@@ -81,7 +81,7 @@ def recording(line: Pipeline, url: str) -> Iterator[None]:
             yield
         finally:
             stop.set()
-            thread.join(30)
+            thread.join(120)
 
 
 def test_recorder_and_worker_run_under_their_roles_and_the_analyst_sees_it(
@@ -106,7 +106,7 @@ def test_recorder_and_worker_run_under_their_roles_and_the_analyst_sees_it(
             line.send(b"{no json")
             line.control(BatchClosed(batch_id="b", expected=12))
             line.control(CancelBatch(batch_id="c"))
-            line.submit("slow:30", batch_id="c")
+            line.submit("slow:1000000", batch_id="c")
             line.wait_terminal(16)
             line.dead_letters(2)
             line.wait_for(

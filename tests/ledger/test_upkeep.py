@@ -47,7 +47,7 @@ def test_what_fails_is_told_and_comes_again_while_the_rest_is_done(error: Except
     assert metrics.upkeep_failing == {"retire": str(error)}
     upkeep.check()
     stop.set()
-    upkeep._thread.join(60)
+    upkeep._thread.join(120)
     assert not upkeep._thread.is_alive()
 
 
@@ -55,7 +55,7 @@ def test_what_fails_is_told_and_comes_again_while_the_rest_is_done(error: Except
 def test_what_no_time_mends_is_raised_by_check(error: Exception) -> None:
     upkeep = Upkeep([Chore("partitions", failing(1, error), 3600, 3600)], RecorderMetrics())
     upkeep.start(threading.Event())
-    upkeep._thread.join(60)
+    upkeep._thread.join(120)
     with pytest.raises(type(error)):
         upkeep.check()
 

@@ -13,8 +13,8 @@ import pytest
 from headrace.local.child import Child, Identity
 from headrace.local.errors import ChildFailed, Interrupted
 
-SLEEP = "import time; print('up', flush=True); time.sleep(60)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ def test_a_stop_interrupts_the_wait(started: list[Child], tmp_path: Path) -> Non
     child, stop = start(started, tmp_path, SLEEP), Event()
     Timer(0.1, stop.set).start()
     with pytest.raises(Interrupted):
-        child.wait_until(lambda: False, stop, timeout_s=30)
+        child.wait_until(lambda: False, stop, timeout_s=120)
 
 
 def test_stopping_forces_a_child_that_will_not(started: list[Child], tmp_path: Path) -> None:
     child = start(started, tmp_path, STUBBORN, grace_s=0.2)
-    child.wait_until(lambda: "up" in child.log.read_text(), Event(), timeout_s=30)
+    child.wait_until(lambda: "up" in child.log.read_text(), Event(), timeout_s=120)
     child.stop()
     assert child.popen.returncode == -9
     child.stop()  # a second time does nothing
@@ -76,14 +76,14 @@ def test_stopping_forces_a_child_that_will_not(started: list[Child], tmp_path: P
 def test_force_takes_the_childs_own_children_along(started: list[Child], tmp_path: Path) -> None:
     code = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid, flush=True)\n"
     child = start(started, tmp_path, code + STUBBORN, grace_s=0.2)
-    child.wait_until(lambda: child.log.read_text().count("up") == 2, Event(), timeout_s=30)
+    child.wait_until(lambda: child.log.read_text().count("up") == 2, Event(), timeout_s=120)
     grandchild = psutil.Process(int(child.log.read_text().split()[0]))
     child.stop()
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
 
 
 def test_an_identity_finds_its_process_and_no_other() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         identity = Identity.of("part", process.pid)
         assert identity.find() is not None
@@ -97,7 +97,7 @@ def test_an_identity_finds_its_process_and_no_other() -> None:
 def test_a_zombie_is_nobody() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     identity = Identity.of("part", process.pid)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.02)
     assert identity.find() is None

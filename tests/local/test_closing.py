@@ -17,7 +17,7 @@ def stack(tmp_path: Path) -> Stack:
 
 
 def child(tmp_path: Path, name: str) -> Child:
-    code = "import time; time.sleep(60)"
+    code = "import time; time.sleep(600)"
     return Child.start(name, [sys.executable, "-c", code], tmp_path / f"{name}.log", grace_s=5.0)
 
 

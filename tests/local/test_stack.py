@@ -70,7 +70,7 @@ def local_up(environment: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
+        process.communicate(timeout=240)
 
 
 def test_the_broker_takes_connections_and_ends(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_the_broker_takes_connections_and_ends(tmp_path: Path) -> None:
     try:
         broker.wait_ready(child, port, Event())
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
-        assert len(admin.list_topics(timeout=10).brokers) == 1
+        assert len(admin.list_topics(timeout=60).brokers) == 1
     finally:
         child.stop()
     assert child.popen.returncode is not None
@@ -172,7 +172,7 @@ def test_down_stops_a_stack_and_what_a_killed_one_left(tmp_path: Path, environme
     with local_up(environment) as first:
         wait_until(lambda: "database" in alive(state))
         assert down() == {"stopped": True, "cleaned_up": []}
-        assert first.wait(timeout=60) == Exit.INTERRUPTED
+        assert first.wait(timeout=240) == Exit.INTERRUPTED
     with local_up(environment) as second:
         wait_until(lambda: "database" in alive(state))
         second.kill()
@@ -203,6 +203,6 @@ def test_a_worker_that_dies_is_started_again_and_answers_a_plain_kafka_message(
             query = "SELECT state FROM job_status"
             wait_until(lambda: connection.execute(query).fetchall() == [("succeeded",)], timeout_s=300)
         stack.send_signal(signal.SIGTERM)
-        stack.wait(timeout=120)
+        stack.wait(timeout=240)
     assert stack.returncode == 0
     assert alive(state) == []

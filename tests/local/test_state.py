@@ -59,13 +59,13 @@ def test_a_stack_whose_parent_is_gone_is_not_running(tmp_path: Path) -> None:
 def test_leftovers_are_stopped_and_their_data_deleted(tmp_path: Path) -> None:
     state, home = StateDir(tmp_path), tmp_path / "home"
     home.mkdir()
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         reused = Identity("database", other.pid, 1.0)  # a pid that somebody else has by now
         state.write(Record(children=[Identity.of("broker", process.pid), reused], homes=[str(home)]))
         assert state.clean_up() == ["broker"]
-        process.wait(timeout=10)
+        process.wait(timeout=120)
         assert other.poll() is None
         assert not home.exists()
         assert state.clean_up() == []

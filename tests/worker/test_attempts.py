@@ -27,7 +27,7 @@ class SlowLedger:
         self.ended: list[UUID] = []
 
     def begin(self, attempts: Sequence[AttemptRow]) -> Begun:
-        self.go_on.wait(10)
+        self.go_on.wait(120)
         return Begun(frozenset(row.job.id for row in attempts))
 
     def end_attempts(self, worker: str, ids: Iterable[UUID], *, died: bool) -> None:
@@ -76,7 +76,7 @@ class Bench:
         )
 
     def turn_until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not condition() and time.monotonic() < deadline:
             self.attempts.turn(time.time(), 0.0)
             time.sleep(0.001)

@@ -7,7 +7,7 @@ import pytest
 from pipeline import Pipeline
 from standin import StandInEngine
 
-from headrace.worker import default_tiers, outcomes
+from headrace.worker import consumer, default_tiers, outcomes
 from headrace.worker import worker as worker_module
 from headrace.worker.publisher import Publisher
 
@@ -15,7 +15,10 @@ LONG = "long " * 400  # 2 kB, and its result more
 SOME = 20_000  # bytes of results
 
 
-def test_a_worker_that_is_full_for_a_moment_fetches_little_twice(line: Pipeline) -> None:
+def test_a_worker_that_is_full_for_a_moment_fetches_little_twice(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "FULL_FOR_S", 60.0)  # a slow machine's moments are long
     count, received = 1500, [0]
 
     def note(text: str) -> None:
@@ -43,7 +46,7 @@ def test_results_that_wait_for_kafka_are_bounded_by_bytes_whether_new_or_stored(
     monkeypatch.setattr(Publisher, "_send", lambda self: None)  # a broker that is away
     for n in range(count):
         line.submit(LONG + str(n))
-    line.producer.flush(20)
+    line.flush()
 
     first = line.start_worker(max_in_flight=at_once)
     line.wait_for(lambda: first.worker._outcomes.full and first.worker.status().unconfirmed >= 8)

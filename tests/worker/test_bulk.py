@@ -24,7 +24,7 @@ def collect(
     call: BulkCall[int, list[int]], count: int, wake: threading.Event
 ) -> list[tuple[list[int], list[int]]]:
     done: list[tuple[list[int], list[int]]] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while sum(len(items) for items, _ in done) < count and time.monotonic() < deadline:
         wake.wait(0.1)
         wake.clear()
@@ -36,7 +36,7 @@ def test_items_that_gather_during_a_call_go_together(open_calls: list[BulkCall[i
     wake, gate = threading.Event(), threading.Event()
 
     def double(items: list[int]) -> list[int]:
-        gate.wait(10)
+        gate.wait(120)
         return [2 * item for item in items]
 
     call = BulkCall("double", double, wake, most=4)
@@ -82,7 +82,7 @@ def test_any_other_error_reaches_the_worker(open_calls: list[BulkCall[int, list[
     call = BulkCall("broken", broken, wake)
     open_calls.append(call)
     call.put([1])
-    assert wake.wait(10)
+    assert wake.wait(120)
     with pytest.raises(ZeroDivisionError):
         call.results()
 
@@ -97,7 +97,7 @@ def test_closing_does_not_wait_for_postgres(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bulk, "AGAIN_AFTER_S", 3600.0)
     call: BulkCall[int, list[int]] = BulkCall("away", away, threading.Event())
     call.put([1])
-    assert tried.wait(10)
+    assert tried.wait(120)
     call.close()
     assert not call._thread.is_alive()
 

@@ -1,44 +1,51 @@
 """A cancelled or expired job ends with a record that says so, wherever it is when that happens."""
 
-import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import clock
 import pytest
+from clock import Clock
 from pipeline import Pipeline
 from standin import StandInEngine
 
 from headrace.schemas import BatchOpened, CancelBatch, CancelJob, ErrorCode, uuid7
 
+FOR_EVER = "slow:1000000"
 
-def in_seconds(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+@pytest.fixture
+def worker_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What the workers go by."""
+    return clock.install(monkeypatch)
+
+
+def in_hours(hours: float) -> str:
+    return (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
 
 
 def one_slot() -> StandInEngine:
     return StandInEngine(slots=1, latency_s=0.01)
 
 
-def test_a_running_job_stops_within_a_second_of_its_cancel(line: Pipeline) -> None:
+def test_a_running_job_stops_when_it_is_cancelled(line: Pipeline) -> None:
     worker = line.start_worker()
-    id = line.submit("slow:60")
+    id = line.submit(FOR_EVER)
     line.flush()
     line.wait_for(lambda: worker.engines and worker.engine.seen)
     line.control(CancelJob(id=id))
-    asked = time.monotonic()
     line.wait_terminal(1)
-    stopped = time.monotonic() - asked
     ((result,),) = line.results(1).values()
     worker.close()
 
     assert line.rows() == {id: "cancelled"}
-    assert stopped < 20
     assert result.error is not None
     assert result.error.code == ErrorCode.CANCELLED
 
 
 def test_a_waiting_job_that_is_cancelled_never_runs(line: Pipeline) -> None:
     worker = line.start_worker(one_slot, max_in_flight=4)  # one of those places is not for bulk
-    running = {line.submit("slow:60", tier="bulk", batch_id="running") for _ in range(3)}
+    running = {line.submit(FOR_EVER, tier="bulk", batch_id="running") for _ in range(3)}
     line.flush()
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 3)
     waiting = {line.submit("x", tier="bulk", batch_id="waiting") for _ in range(5)}
@@ -72,15 +79,20 @@ def test_a_cancel_that_comes_before_its_job_holds(line: Pipeline, noted_in: str)
     assert worker.engine.seen == [str(other)]
 
 
-def test_a_deadline_is_checked_on_arrival_while_waiting_and_while_running(line: Pipeline) -> None:
+def test_a_deadline_is_checked_on_arrival_while_waiting_and_while_running(
+    line: Pipeline, worker_clock: Clock
+) -> None:
     worker = line.start_worker(one_slot, max_in_flight=3)  # one of those places is not for bulk
-    arrival = line.submit("x", deadline=in_seconds(-5))
-    running = line.submit("slow:60", deadline=in_seconds(8))
-    in_engine = line.submit("slow:60", deadline=in_seconds(8))  # waits there for the only slot
+    arrival = line.submit("x", deadline=in_hours(-1))
+    running = line.submit(FOR_EVER, deadline=in_hours(2))
+    in_engine = line.submit(FOR_EVER, deadline=in_hours(2))  # waits there for the only slot
     line.flush()
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 2)
-    waiting = line.submit("x", deadline=in_seconds(2), tier="bulk")
-    in_time = line.submit("x", deadline=in_seconds(600), tier="bulk")
+    waiting = line.submit("x", deadline=in_hours(1), tier="bulk")
+    in_time = line.submit("x", deadline=in_hours(100), tier="bulk")
+    line.flush()
+    line.wait_for(lambda: worker.worker.status().waiting["bulk"] == 2)
+    worker_clock.ahead = 3 * 3600
     line.wait_terminal(5)
     results = line.results(5)
     worker.close()
@@ -91,21 +103,29 @@ def test_a_deadline_is_checked_on_arrival_while_waiting_and_while_running(line: 
     assert {str(arrival), str(waiting)}.isdisjoint(worker.engine.seen)
 
 
-def test_the_deadline_of_a_batch_holds_for_jobs_that_have_none(line: Pipeline) -> None:
-    line.ledger.apply_control(
-        [BatchOpened(batch_id="b", expires_at=datetime.now(UTC) + timedelta(seconds=2))]
-    )
+def test_the_deadline_of_a_batch_holds_for_jobs_that_have_none(
+    line: Pipeline, worker_clock: Clock, tmp_path: Path
+) -> None:
+    line.ledger.apply_control([BatchOpened(batch_id="b", expires_at=datetime.fromisoformat(in_hours(1)))])
     worker = line.start_worker()
-    late = line.submit("slow:60", batch_id="b")
-    own = line.submit("slow:3", batch_id="b", deadline=in_seconds(600))
+    late = line.submit(FOR_EVER, batch_id="b")
+    own = line.submit(f"until:{tmp_path / 'then'}", batch_id="b", deadline=in_hours(100))
+    line.flush()
+    line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 2)
+    worker_clock.ahead = 2 * 3600
+    line.wait_terminal(1)
+    (tmp_path / "then").touch()
     line.wait_terminal(2)
     worker.close()
     assert line.rows() == {late: "expired", own: "succeeded"}
 
 
-def test_a_retry_does_not_outlive_the_deadline(line: Pipeline) -> None:
+def test_a_retry_does_not_outlive_the_deadline(line: Pipeline, worker_clock: Clock) -> None:
     worker = line.start_worker()
-    id = line.submit("flaky:1000", deadline=in_seconds(3))
+    id = line.submit("flaky:1000", deadline=in_hours(1))
+    line.flush()
+    line.wait_for(lambda: worker.engines and worker.engine.tries[str(id)] >= 2)
+    worker_clock.ahead = 2 * 3600
     line.wait_terminal(1)
     worker.close()
     assert line.rows() == {id: "expired"}

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -42,17 +41,17 @@ def test_while_another_engine_is_opened_cancels_and_deadlines_hold_and_offsets_a
         opened[0] += 1
         if opened[0] > 1:
             opening.set()
-            assert let_go.wait(60)
+            assert let_go.wait(300)
         return StandInEngine()
 
     worker = line.start_worker(make)
     id = line.submit(f"die-once:{tmp_path / 'died'}")
-    line.producer.flush(10)
-    assert opening.wait(60)
+    line.flush()
+    assert opening.wait(120)
     try:
         cancelled = line.submit("x", batch_id="b")
         expired = line.submit("x", deadline=(datetime.now(UTC) + timedelta(seconds=1)).isoformat())
-        line.producer.flush(10)
+        line.flush()
         line.control(CancelBatch(batch_id="b"))
         line.wait_for(lambda: line.states() == {"running": 1, "cancelled": 1, "expired": 1})
         assert line.results(2).keys() == {cancelled, expired}
@@ -76,13 +75,13 @@ def test_a_worker_that_stops_while_another_engine_is_opened_closes_it_when_it_co
         if (first := next(engines, None)) is not None:
             return first
         opening.set()
-        assert let_go.wait(60)
+        assert let_go.wait(300)
         return late
 
     worker = line.start_worker(make)
     line.submit(f"die-once:{tmp_path / 'died'}")
-    line.producer.flush(10)
-    assert opening.wait(60)
+    line.flush()
+    assert opening.wait(120)
     worker.close()
     assert line.query("SELECT count(*) FROM attempts WHERE ended_at IS NULL") == [(0,)]
     let_go.set()
@@ -105,48 +104,53 @@ def test_a_job_that_kills_every_engine_fails_and_its_neighbours_do_not(line: Pip
     assert len(worker.engines) < 15
 
 
-def test_a_worker_killed_in_mid_batch_leaves_nothing_undone(line: Pipeline) -> None:
+def test_a_worker_killed_in_mid_batch_leaves_nothing_undone(line: Pipeline, tmp_path: Path) -> None:
     slow = {"latency_s": 0.2, "slots": 32}
     first = line.start_process(slow)
-    ids = {line.submit(f"prompt {n}", batch_id="b") for n in range(400)}
+    ids = {line.submit(f"prompt {n}", batch_id="b") for n in range(380)}
+    ids |= {line.submit(f"until:{tmp_path / 'killed'}", batch_id="b") for _ in range(20)}
     line.flush()
-    line.wait_for(lambda: 40 <= line.states()["succeeded"] <= 360)
+    line.wait_for(lambda: line.states()["succeeded"] >= 40 and line.states()["running"] >= 20)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    done_before = line.states()["succeeded"]
+    (tmp_path / "killed").touch()
 
     second = line.start_process(slow)
     line.wait_terminal(400)
     line.wait_for(lambda: line.lag() == 0)
     second.send_signal(signal.SIGTERM)
 
-    assert second.wait(30) == 0
-    assert done_before < 400
+    assert second.wait(120) == 0
     assert line.states() == {"succeeded": 400}
     assert_each_once(line, ids)
     assert line.query("SELECT max(attempt) FROM jobs") <= [(2,)]
 
 
-def test_a_clean_stop_gives_back_what_runs_and_another_worker_finishes_it(line: Pipeline) -> None:
-    first = line.start_worker(lambda: StandInEngine(slots=4), grace_s=0.5)
-    ids = {line.submit("slow:3") for _ in range(6)} | {line.submit("quick") for _ in range(10)}
+def test_a_clean_stop_gives_back_what_runs_and_another_worker_finishes_it(
+    line: Pipeline, tmp_path: Path
+) -> None:
+    # Whoever waited for the first worker's life to run out would wait for ever.
+    first = line.start_worker(lambda: StandInEngine(slots=4), grace_s=0.5, alive_s=3600.0)
+    ids = {line.submit(f"until:{tmp_path / 'stopped'}") for _ in range(6)} | {
+        line.submit("quick") for _ in range(10)
+    }
     line.flush()
     line.wait_for(lambda: first.engines and len(first.engine.seen) == 16)
     first.close()
-    started = time.monotonic()
+    assert line.states()["succeeded"] < 16
     assert line.query("SELECT count(*) FROM attempts WHERE ended_at IS NULL OR died") == [(0,)]
 
-    second = line.start_worker(alive_s=600.0)
+    (tmp_path / "stopped").touch()
+    second = line.start_worker()
     line.wait_terminal(16)
     second.close()
 
     assert line.states() == {"succeeded": 16}
     assert_each_once(line, ids)
-    assert time.monotonic() - started < 60  # nobody waited for the first worker's life to run out
 
 
 def test_what_fits_in_the_grace_time_is_finished_by_a_stopping_worker(line: Pipeline) -> None:
-    worker = line.start_worker(grace_s=20.0)
+    worker = line.start_worker(grace_s=60.0)
     ids = {line.submit("slow:1.5") for _ in range(5)}
     line.flush()
     line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 5)

@@ -16,7 +16,7 @@ STATUS = Status("w", "m", True, False, {"standard": 4}, {"standard": 1}, 3, 2, 1
 
 def ask(port: int, path: str) -> tuple[int, dict]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:

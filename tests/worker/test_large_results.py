@@ -61,7 +61,7 @@ def test_following_a_batch_gives_large_results_whole(line: Pipeline, tmp_path: P
     def follow(store: Path | None) -> set[tuple[bool, str]]:
         root = None if store is None else str(store)
         with Client(line.bootstrap, line.topics, result_store=root) as client:
-            found = list(client.follow_results("b", idle_timeout=20))
+            found = list(client.follow_results("b", idle_timeout=120))
         assert len(found) == 2
         return {(each.result_ref is None, "".join(choice.text for choice in each.choices)) for each in found}
 

@@ -48,12 +48,12 @@ def recording(line: Pipeline) -> Iterator[int]:
             yield server.port
         finally:
             stop.set()
-            thread.join(30)
+            thread.join(120)
             server.close()
 
 
 def page(port: int | None, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
         return str(response.read().decode())
 
 

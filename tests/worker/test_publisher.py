@@ -21,7 +21,7 @@ def publisher(line: Pipeline) -> Iterator[Publisher]:
 
 def confirmed(publisher: Publisher, count: int) -> list[object]:
     done: list[object] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(done) < count and time.monotonic() < deadline:
         done += [publication.about for publication in publisher.confirmed()]
         time.sleep(0.005)
@@ -45,7 +45,7 @@ def test_a_record_that_the_broker_will_never_take_holds_up_nothing(
     publisher.put(Publication(line.topics.results, b"big", b"x" * 2_000_000, [], "big"))
     publisher.put(Publication(line.topics.results, b"small", b"x", [], "small"))
     assert sorted(confirmed(publisher, 2)) == ["big", "small"]  # type: ignore[type-var]
-    assert [message.key() for message in line.take(line.topics.results, 2, seconds=2)] == [b"small"]
+    assert [message.key() for message in line.everything(line.topics.results)] == [b"small"]
 
 
 def test_a_producer_that_broke_is_replaced_and_sends_what_was_open(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pipeline import Pipeline
 from standin import StandInEngine
@@ -33,12 +34,15 @@ class CountingEngine(StandInEngine):
         return ended
 
 
-def test_a_tenant_s_limit_holds_and_others_fill_the_rest(line: Pipeline) -> None:
+def test_a_tenant_s_limit_holds_and_others_fill_the_rest(line: Pipeline, tmp_path: Path) -> None:
     tiers = tuple(replace(tier, tenant_limit=4) for tier in default_tiers(line.topics.tiers))
     for n in range(120):
-        line.submit(f"prompt {n}", tenant="loud" if n % 4 else "quiet")
+        line.submit(f"until:{tmp_path / 'full'}", tenant="loud" if n % 4 else "quiet")
     line.flush()
     worker = line.start_worker(CountingEngine, tiers=tiers)
+    line.wait_for(lambda: worker.engines and len(worker.engine.seen) == 8)
+    line.wait_for(lambda: worker.worker.status().waiting["standard"] > 0)
+    (tmp_path / "full").touch()
     line.wait_terminal(120)
     engine = worker.engine
     worker.close()
@@ -48,14 +52,18 @@ def test_a_tenant_s_limit_holds_and_others_fill_the_rest(line: Pipeline) -> None
     assert line.states() == {"succeeded": 120}
 
 
-def test_a_promoted_job_runs_with_the_priority_of_the_tier_it_was_promoted_to(line: Pipeline) -> None:
+def test_a_promoted_job_runs_with_the_priority_of_the_tier_it_was_promoted_to(
+    line: Pipeline, tmp_path: Path
+) -> None:
     interactive, standard, bulk = default_tiers(line.topics.tiers)
     tiers = (interactive, standard, replace(bulk, promote_after_s=0.5))
     worker = line.start_worker(CountingEngine, tiers=tiers, max_in_flight=2)
-    running = line.submit("slow:2", tier="bulk")  # of two places, one is not for bulk
+    running = line.submit(f"until:{tmp_path / 'then'}", tier="bulk")  # of two places, one is not for bulk
     line.flush()
     line.wait_for(lambda: worker.engines and worker.engine.seen)
     waited = line.submit("has waited", tier="bulk")
+    line.wait_terminal(1)
+    (tmp_path / "then").touch()
     line.wait_terminal(2)
     engine = worker.engine
     worker.close()

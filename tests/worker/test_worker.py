@@ -161,7 +161,9 @@ def test_a_producer_that_is_not_ours_gets_its_answer(line: Pipeline) -> None:
     if command is None:
         pytest.skip("Kafka's own tools could not be resolved")
     worker = line.start_worker()
-    subprocess.run(command, input=json.dumps({"prompt": "from the console"}).encode(), check=True, timeout=60)
+    subprocess.run(
+        command, input=json.dumps({"prompt": "from the console"}).encode(), check=True, timeout=180
+    )
     line.wait_terminal(1)
     ((result,),) = line.results(1).values()
     worker.close()
