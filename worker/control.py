@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from headrace.ledger.kafka_log import callbacks
 from headrace.schemas import CancelBatch, CancelJob, Unparsable, parse_control
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 LOOK_BACK_S = 3600.0
 AGAIN_AFTER_S = 1.0
+LOOK_FOR_PARTITIONS_S = 30.0  # a topic may be given more of them while we read it
 
 Cancel = CancelJob | CancelBatch
 
@@ -60,6 +61,8 @@ class ControlConsumer:
             int, int
         ] = {}  # by partition: where the topic ended at the start, while that is not reached
         self._caught_up = threading.Event()
+        self._partitions: frozenset[int] = frozenset()
+        self._look_at = 0.0
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
@@ -79,12 +82,15 @@ class ControlConsumer:
         try:
             while not self._closing.is_set() and not self._assign(consumer):
                 self._closing.wait(AGAIN_AFTER_S)
+            self._look_at = time.monotonic() + LOOK_FOR_PARTITIONS_S
             while not self._closing.is_set():
                 message = consumer.poll(0.2)
                 if message is not None:
                     self._receive(message)
                 if not self._caught_up.is_set():
                     self._look_whether_caught_up(consumer)
+                if time.monotonic() >= self._look_at:
+                    self._take_new_partitions(consumer)
         except Exception:
             # Cancels then come late, through the job table; that is no reason to stop answering.
             log.exception("the control topic is not read any more")
@@ -95,10 +101,8 @@ class ControlConsumer:
         """Take every partition, from LOOK_BACK_S ago; False where the topic cannot be had yet."""
         since = int((time.time() - LOOK_BACK_S) * 1000)
         try:
-            topic = consumer.list_topics(self._topic, timeout=10).topics[self._topic]
-            if topic.error is not None:
-                raise KafkaException(topic.error)
-            asked = [TopicPartition(self._topic, partition, since) for partition in topic.partitions]
+            self._partitions = self._ask_partitions(consumer)
+            asked = [TopicPartition(self._topic, partition, since) for partition in self._partitions]
             found = consumer.offsets_for_times(asked, timeout=10)
             for each in found:
                 self._ends[each.partition] = consumer.get_watermark_offsets(each, timeout=10)[1]
@@ -108,8 +112,27 @@ class ControlConsumer:
             log.warning("cannot read %s: %s", self._topic, error)
             return False
         self._pass_over_reached(found)
-        consumer.assign(found)
+        consumer.incremental_assign(found)
         return True
+
+    def _take_new_partitions(self, consumer: Consumer) -> None:
+        """Read what the topic has been given since, each partition from its beginning."""
+        self._look_at = time.monotonic() + LOOK_FOR_PARTITIONS_S
+        try:
+            if new := self._ask_partitions(consumer) - self._partitions:
+                log.info("%s has new partitions: %s", self._topic, sorted(new))
+                consumer.incremental_assign(
+                    [TopicPartition(self._topic, each, OFFSET_BEGINNING) for each in new]
+                )
+                self._partitions |= new
+        except KafkaException as error:
+            log.debug("cannot take new partitions of %s: %s", self._topic, error)
+
+    def _ask_partitions(self, consumer: Consumer) -> frozenset[int]:
+        topic = consumer.list_topics(self._topic, timeout=10).topics[self._topic]
+        if topic.error is not None:
+            raise KafkaException(topic.error)
+        return frozenset(topic.partitions)
 
     def _look_whether_caught_up(self, consumer: Consumer) -> None:
         if self._ends:

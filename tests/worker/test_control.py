@@ -4,10 +4,13 @@ import threading
 from collections import deque
 from typing import Any
 
+import apache_kafka
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pipeline import Pipeline
 
 from headrace.schemas import CancelBatch, CancelJob, ControlMessage, uuid7
-from headrace.worker import control
+from headrace.worker import WorkerConfig, control
 from headrace.worker.control import Cancel, Cancels, ControlConsumer
 
 
@@ -63,3 +66,41 @@ def test_a_message_that_a_defect_of_ours_cannot_read_costs_no_later_cancel(
     assert len(inbox) == 1
     assert "control[0] at 7: RecursionError" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_cancel_on_a_partition_that_the_topic_was_given_later_is_seen(
+    line: Pipeline, kafka_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kafka_kind == apache_kafka.TANSU:
+        pytest.skip("needs a broker that gives a topic more partitions")
+    monkeypatch.setattr(control, "LOOK_FOR_PARTITIONS_S", 0.2)
+    inbox: deque[Cancel] = deque()
+    settings = WorkerConfig(line.bootstrap, line.topics).control()
+    consumer = ControlConsumer(settings, line.topics.control, inbox, threading.Event())
+    consumer.start()
+    assert consumer.wait_until_caught_up(60)
+
+    def cancel(partition: int) -> CancelJob:
+        message = CancelJob(id=uuid7())
+        key, value, headers = message.encode()
+        line.producer.produce(line.topics.control, key=key, value=value, headers=headers, partition=partition)
+        return message
+
+    def partitions_are_known() -> bool:  # to the producer, which only then takes records for them
+        topic = line.topics.control
+        return len(line.producer.list_topics(topic, 10).topics[topic].partitions) == 6
+
+    try:
+        before = cancel(0)
+        line.wait_for(lambda: list(inbox) == [before])
+        admin = AdminClient({"bootstrap.servers": line.bootstrap})
+        admin.create_partitions([NewPartitions(line.topics.control, 6)])[line.topics.control].result(20)
+        line.wait_for(partitions_are_known)
+        after = [cancel(5), cancel(0)]
+        line.producer.flush(20)
+        line.wait_for(lambda: len(inbox) == 3)
+        assert {each.key for each in inbox if isinstance(each, CancelJob)} == {
+            each.key for each in (before, *after)
+        }
+    finally:
+        consumer.close(10)
