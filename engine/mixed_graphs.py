@@ -20,8 +20,6 @@ from headrace.engine.runner import ModelRunner, Sampled, StepShape
 DECODES = (0, 16, 64, 128, 256, 512)
 PREFILL_TOKENS = (64, 256, 512)
 PREFILL_ROWS = 32
-# A row: slot, start, context length, first token.
-_ROW_FIELDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,9 @@ class MixedGraphs:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self._decodes = [size for size in DECODES if size <= runner.max_slots]
-        words = _ROW_FIELDS * (self._decodes[-1] + PREFILL_ROWS) + 1 + self._decodes[-1] + PREFILL_TOKENS[-1]
-        self._inputs = torch.zeros(words, dtype=torch.int32, device=runner.device)
+        self._inputs = torch.zeros(
+            _words(self._decodes[-1], PREFILL_TOKENS[-1]), dtype=torch.int32, device=runner.device
+        )
         self._captured: dict[tuple[int, int], _Captured] = {}
 
     def capture_all(self, pool: Any) -> None:
@@ -75,42 +74,47 @@ class MixedGraphs:
 
     @torch.inference_mode()
     def _capture(self, decodes: int, tokens: int, pool: Any) -> _Captured:
-        rows = decodes + PREFILL_ROWS
-        fields = self._inputs[: _ROW_FIELDS * rows].view(_ROW_FIELDS, rows)
-        fields.zero_()
-        fields[0] = -1
+        self._inputs.zero_()
+        self._inputs[: decodes + PREFILL_ROWS] = -1  # the slots: padding alone
         graph, hidden = record(lambda: self._step(decodes, tokens), pool)
         return _Captured(graph, hidden)
 
     def _step(self, decodes: int, tokens: int) -> Tensor:
+        """What a graph holds. Its inputs lie in the order of ``_padded``."""
         rows = decodes + PREFILL_ROWS
-        slots, starts, context_lens, query_start = self._inputs[: _ROW_FIELDS * rows].view(_ROW_FIELDS, rows)
-        end, token_ids = self._inputs[_ROW_FIELDS * rows :][:1], self._inputs[_ROW_FIELDS * rows + 1 :]
-        shape = StepShape(num_decodes=decodes, max_context_len=self.runner.max_context)
-        return self.runner.forward(
-            token_ids[: decodes + tokens],
-            torch.cat((query_start, end)),
-            slots,
-            starts,
-            context_lens,
-            shape,
-            None,
+        parts = torch.split(
+            self._inputs[: _words(decodes, tokens)], [rows, rows, rows, rows + 1, decodes + tokens]
         )
+        slots, starts, context_lens, query_start, token_ids = parts
+        shape = StepShape(num_decodes=decodes, max_context_len=self.runner.max_context)
+        return self.runner.forward(token_ids, query_start, slots, starts, context_lens, shape, None)
+
+
+def _words(decodes: int, tokens: int) -> int:
+    """How many words ``_padded`` has."""
+    return 4 * (decodes + PREFILL_ROWS) + 1 + decodes + tokens
 
 
 def _padded(plan: StepPlan, decodes: int, tokens: int) -> Ints:
-    """A plan's rows and tokens where a graph looks for them: the four fields of all rows, the last row's end, the tokens."""
-    n, rows = plan.num_decodes, decodes + PREFILL_ROWS
-    prefills = slice(decodes, decodes + len(plan.slots) - n)
-    fields = np.zeros((_ROW_FIELDS, rows), np.int32)
-    fields[0] = -1
-    for line, values in zip(fields, (plan.slots, plan.starts, plan.starts + plan.query_lens), strict=False):
-        line[:n], line[prefills] = values[:n], values[n:]
-    ends = np.zeros(rows + 1, np.int32)
-    ends[1 : decodes + 1] = 1
-    ends[decodes + 1 : decodes + 1 + len(plan.slots) - n] = plan.query_lens[n:]
-    np.cumsum(ends, out=ends)
-    fields[3] = ends[:-1]
-    ids = np.zeros(decodes + tokens, np.int32)
-    ids[:n], ids[decodes : decodes + plan.num_tokens - n] = plan.token_ids[:n], plan.token_ids[n:]
-    return np.concatenate((fields.ravel(), ends[-1:], ids))
+    """A plan's slots, starts, context_lens [rows], query_start [rows + 1] and token_ids, where a graph looks for them.
+
+    rows: decodes + PREFILL_ROWS. The plan's decode rows come first, its prefill rows from number ``decodes`` on; their
+    tokens likewise.
+    """
+    n = plan.num_decodes
+
+    def spread(values: Ints, size: int, fill: int) -> Ints:
+        out = np.full(size, fill, np.int32)
+        out[:n] = values[:n]
+        out[decodes : decodes + len(values) - n] = values[n:]
+        return out
+
+    rows = decodes + PREFILL_ROWS
+    slots, starts = spread(plan.slots, rows, -1), spread(plan.starts, rows, 0)
+    context_lens = spread(plan.starts + plan.query_lens, rows, 0)
+    query_lens = spread(plan.query_lens, rows, 0)
+    query_lens[:decodes] = 1  # a padding row among them has a token too
+    query_start = np.zeros(rows + 1, np.int32)
+    np.cumsum(query_lens, out=query_start[1:])
+    token_ids = spread(plan.token_ids, decodes + tokens, 0)
+    return np.concatenate((slots, starts, context_lens, query_start, token_ids))
