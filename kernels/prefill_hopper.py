@@ -9,7 +9,15 @@ block a copy, no addresses in anybody's registers). Two warpgroups multiply, eac
     out     += weights_{t-1} v_{t-1}
     weights_t = exp2(scores_t - max)       while the second product is still running
 
-A tile is four cache blocks, each a product of its own, so that a tile's blocks need not be neighbours.
+A tile is four cache blocks, each a product of its own, so that a tile's blocks need not be neighbours. Tile t stands in
+place t mod 3 of the ring, keys and values apart, each place with two barriers:
+
+    ready   completes when the copies of a tile have arrived; both warpgroups wait for it
+    free    completes when both warpgroups are done with a tile; the copying warp waits for it before the next one
+
+A barrier knows only whether it has completed an odd or an even number of times (its parity). At tile t, place t mod 3 is
+in its round t div 3: ``ready`` has completed that often before, so its waiters wait for parity (t div 3) mod 2. ``free`` is
+one round behind, so its waiter waits for the other parity, which a barrier that has never completed passes at once.
 
 Values past a row's last key, up to the end of their block, are multiplied by zero, not left out: they must be finite,
 as whatever a model writes in bf16 is.
@@ -131,7 +139,11 @@ def _attend(
     k_tiles, v_tiles, k_ready, v_ready, k_free, v_free,
     GROUP: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: its 64 pairs against every tile of keys."""
+    """One warpgroup: its 64 pairs against every tile of keys.
+
+    Every query sees key 0, so that its maximum is finite from tile 0 on. Pairs that no query uses are zeros in q: what
+    they come to is not stored.
+    """
     PAIRS: gl.constexpr = _PAIRS // 2
     PAGE: gl.constexpr = k_tiles.shape[1]
     HEAD_DIM: gl.constexpr = k_tiles.shape[2]
@@ -257,7 +269,7 @@ def _prefill_hopper_kernel(
     for slot in gl.static_range(_STAGES):
         mbarrier.init(k_ready.index(slot), count=1)
         mbarrier.init(v_ready.index(slot), count=1)
-        mbarrier.init(k_free.index(slot), count=2)
+        mbarrier.init(k_free.index(slot), count=2)  # an arrival of each warpgroup
         mbarrier.init(v_free.index(slot), count=2)
 
     gl.warp_specialize(
