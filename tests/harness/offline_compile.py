@@ -13,6 +13,7 @@ from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 HOPPER = GPUTarget("cuda", 90, 32)
+ADA = GPUTarget("cuda", 89, 32)
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -24,8 +25,8 @@ TYPES = {
 
 
 @contextmanager
-def compiled_not_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """While open, launchers take their Triton path for CPU tensors, and a launch compiles for Hopper and runs nothing.
+def compiled_not_run(monkeypatch: pytest.MonkeyPatch, target: GPUTarget = HOPPER) -> Iterator[list[Any]]:
+    """While open, launchers take their Triton path for CPU tensors, and a launch compiles for a GPU and runs nothing.
 
     Yields the list of compiled kernels.
     """
@@ -34,7 +35,7 @@ def compiled_not_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def run(self: triton.JITFunction, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
         options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         values = dict(zip(self.arg_names, args, strict=False)) | kwargs
-        compiled.append(triton.compile(_source(self, values), target=HOPPER, options=options))
+        compiled.append(triton.compile(_source(self, values), target=target, options=options))
 
     with monkeypatch.context() as patch:
         patch.setattr("headrace.kernels.dispatch.INTERPRETED", True)

@@ -1,9 +1,12 @@
-"""Every kernel compiles for Hopper: the interpreter, which runs them elsewhere, forgives what the compiler does not."""
+"""Every kernel compiles for Hopper: the interpreter, which runs them elsewhere, forgives what the compiler does not.
+
+The largest compile for Ada too, whose programs have the least shared memory.
+"""
 
 import pytest
 import torch
 from kernel_cases import edit_table, paged_rows
-from offline_compile import compiled_not_run
+from offline_compile import ADA, compiled_not_run
 
 from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.edit_logits import edit_logits
@@ -21,6 +24,7 @@ from headrace.kernels.silu_mul import silu_mul
 from headrace.kernels.step_inputs import step_inputs
 
 BF16 = torch.bfloat16
+ADA_SHARED_BYTES = 99 * 1024
 
 
 def test_norms_and_activation_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +56,7 @@ def test_rope_and_cache_compiles(monkeypatch: pytest.MonkeyPatch, normed: bool) 
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 96), (8, 2, 128)], ids=str)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 96), (8, 2, 128), (28, 4, 128), (8, 1, 64)], ids=str)
 def test_prefill_attention_compiles_to_hopper_s_matrix_products(
     monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int]
 ) -> None:
@@ -63,11 +67,12 @@ def test_prefill_attention_compiles_to_hopper_s_matrix_products(
     assert "wgmma" in compiled[0].asm["ptx"]
 
 
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
 def test_batch_invariant_products_and_attention_compile_to_hopper_s_matrix_products(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int]
 ) -> None:
     x, weight = torch.ones(1, 576, dtype=BF16), torch.ones(960, 576, dtype=BF16)
-    rows = paged_rows([(70, 100), (5, 5)], (9, 3, 64), dtype=BF16)
+    rows = paged_rows([(70, 100), (5, 5)], heads, dtype=BF16)
     with compiled_not_run(monkeypatch) as compiled:
         matmul(x, weight)
         matmul(x, weight, weight[:, 0].contiguous())
@@ -102,7 +107,10 @@ def test_decode_attention_compiles(
     assert len(compiled) == 1 + split + prefixed
 
 
-@pytest.mark.parametrize(("all_greedy", "no_filters"), [(True, True), (False, True), (False, False)])
+# Batch-invariant steps have one kernel for rows with and without filters: also where all are greedy.
+@pytest.mark.parametrize(
+    ("all_greedy", "no_filters"), [(True, True), (False, True), (False, False), (True, False)]
+)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
 def test_sampling_compiles(
     monkeypatch: pytest.MonkeyPatch, all_greedy: bool, no_filters: bool, dtype: torch.dtype
@@ -135,3 +143,20 @@ def test_step_inputs_compile(monkeypatch: pytest.MonkeyPatch) -> None:
                 longs, ints, ints[:3], ints[:3], longs, torch.ones(4, 8, dtype=torch.int32), 32, pages
             )
     assert len(compiled) == 2
+
+
+def test_the_largest_tiles_fit_an_ada_card_and_need_no_hopper_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunk = paged_rows([(70, 100), (5, 5)], (8, 2, 128), dtype=BF16)
+    decodes = paged_rows([(1, 40), (1, 40)], (8, 2, 128), dtype=BF16)
+    x, none = torch.ones(3, 1024, dtype=BF16), torch.zeros(8, dtype=torch.int32)
+    shared = SharedPrefixes(none[:2], none, none, none)
+    with compiled_not_run(monkeypatch, ADA) as compiled:
+        prefill_attention(*chunk.prefill_arguments(), 1e6)
+        prefill_attention(*chunk.prefill_arguments(), batch_invariant=True)
+        decode_attention(*decodes.decode_arguments()[:-1], 8192, decodes.scale, shared=shared)
+        matmul(x, x)
+    assert len(compiled) == 6
+    assert all(kernel.metadata.shared <= ADA_SHARED_BYTES for kernel in compiled)
+    assert not any("wgmma" in kernel.asm["ptx"] for kernel in compiled)
