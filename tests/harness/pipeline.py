@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -28,7 +28,7 @@ from standin import StandInEngine
 from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import ControlMessage, JobResult, Topics, uuid7
-from headrace.worker import Worker, WorkerConfig
+from headrace.worker import Worker, WorkerConfig, default_tiers
 
 # A killed worker is noticed in two seconds instead of 45.
 QUICK_GROUP = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 400, "log_level": 3}
@@ -363,10 +363,13 @@ def pipeline(
 
 
 def worker_config(bootstrap: str, topics: Topics, config: Mapping[str, Any]) -> WorkerConfig:
+    """config: fields of WorkerConfig, or ``prefetch`` for all tiers."""
     given = {"alive_s": 2.0, "grace_s": 5.0, "max_in_flight": 64, **config}
     kafka = {**QUICK_GROUP, **given.pop("kafka", {})}
     if given.get("group_protocol") == "consumer":
         kafka = {"log_level": 3}
+    if prefetch := given.pop("prefetch", None):
+        given["tiers"] = tuple(replace(tier, prefetch=prefetch) for tier in default_tiers(topics.tiers))
     return WorkerConfig(bootstrap, topics, kafka=kafka, **given)
 
 

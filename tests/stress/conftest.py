@@ -37,6 +37,7 @@ def own_kafka() -> Iterator[apache_kafka.Broker]:
     """A broker that the test may kill."""
     broker = apache_kafka.start()
     if broker.process is None or broker.kind == apache_kafka.TANSU:
+        broker.stop()
         pytest.skip("needs a broker that keeps its data when it is killed")
     yield broker
     broker.stop()
