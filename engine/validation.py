@@ -19,8 +19,9 @@ from headrace.engine.request import SamplingParams
 if TYPE_CHECKING:
     from headrace.engine.text import TextRequest
 
+# As the wire has them, in schemas/: a test compares.
 MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
+MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 24  # the engine keeps 32 a sequence, the model's own end tokens among them
 MAX_BAD_WORDS = 128
 MAX_CHOICES = 128
@@ -69,15 +70,15 @@ def _is_boolean(value: Any) -> bool:
 # An option left at None is the model's default, and is not checked.
 SAMPLING_RULES = (
     Rule("temperature", "a number from 0 to 2", _is_number, lambda v: 0 <= v <= 2),
-    Rule("top_p", "a number above 0, up to 1", _is_number, lambda v: 0 < v <= 1),
-    Rule("top_k", "a whole number from 0 (all) up", _is_integer, lambda v: 0 <= v < 2**31),
+    Rule("top_p", "a number above 0 and up to 1", _is_number, lambda v: 0 < v <= 1),
+    Rule("top_k", "a whole number, 1 or more; 0 keeps all tokens", _is_integer, lambda v: 0 <= v < 2**31),
     Rule("min_p", "a number from 0 to 1", _is_number, lambda v: 0 <= v <= 1),
-    Rule("max_tokens", "a whole number from 1 up", _is_integer, lambda v: 1 <= v < 2**31),
-    Rule("min_tokens", "a whole number from 0 up", _is_integer, lambda v: 0 <= v < 2**31),
-    Rule("seed", "a whole number of 64 bits", _is_integer, lambda v: -(2**63) <= v < 2**64),
+    Rule("max_tokens", f"a whole number from 1 to {2**31 - 1:,}", _is_integer, lambda v: 1 <= v < 2**31),
+    Rule("min_tokens", "a whole number, 0 or more", _is_integer, lambda v: 0 <= v < 2**31),
+    Rule("seed", "a whole number from -2^63 to 2^63 - 1", _is_integer, lambda v: -(2**63) <= v < 2**63),
     Rule("ignore_eos", "true or false", _is_boolean, lambda v: True),
     Rule("include_stop", "true or false", _is_boolean, lambda v: True),
-    Rule("repetition_penalty", "a number above 0, up to 10", _is_number, lambda v: 0 < v <= 10),
+    Rule("repetition_penalty", "a number above 0 and up to 10", _is_number, lambda v: 0 < v <= 10),
     Rule("presence_penalty", "a number from -2 to 2", _is_number, lambda v: -2 <= v <= 2),
     Rule("frequency_penalty", "a number from -2 to 2", _is_number, lambda v: -2 <= v <= 2),
     Rule(
@@ -86,7 +87,7 @@ SAMPLING_RULES = (
 )
 REQUEST_RULES = (
     Rule("n", f"a whole number from 1 to {MAX_CHOICES}", _is_integer, lambda v: 1 <= v <= MAX_CHOICES),
-    Rule("truncate_prompt_tokens", "a whole number from 1 up", _is_integer, lambda v: 1 <= v < 2**31),
+    Rule("truncate_prompt_tokens", "a whole number, 1 or more", _is_integer, lambda v: 1 <= v < 2**31),
     Rule("skip_special_tokens", "true or false", _is_boolean, lambda v: True),
     Rule("echo", "true or false", _is_boolean, lambda v: True),
     Rule(

@@ -210,7 +210,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"prompt": "a", "priority": 2**40}, "priority", "invalid_value", "32 bits"),
     ({"prompt": "a", "priority": 13}, "priority", "invalid_request", "not liked"),
     ({"prompt": "a", "deadline": math.nan}, "deadline", "invalid_value", "finite"),
-    ({"prompt": "a", "stop": ("",)}, "stop[0]", "invalid_value", "1 to 1,024 characters"),
+    ({"prompt": "a", "stop": ("",)}, "stop[0]", "invalid_value", "1 to 256 characters"),
     ({"prompt": "a", "stop": ("ok", 3)}, "stop[1]", "invalid_type", "must be a string"),
     ({"prompt": "a", "stop": "end"}, "stop", "invalid_type", "must be a list"),
     ({"prompt": "a", "stop": ("x",) * 17}, "stop", "invalid_value", "at most 16"),
@@ -225,11 +225,11 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": HUGE}, "temperature", "beyond 64 bits"),
     ({"top_p": 0}, "top_p", "above 0"),
     ({"top_p": 1.5}, "top_p", "up to 1"),
-    ({"top_k": -1}, "top_k", "from 0 (all) up"),
+    ({"top_k": -1}, "top_k", "1 or more; 0 keeps all tokens"),
     ({"top_k": 1.5}, "top_k", "a whole number"),
     ({"min_p": 1.01}, "min_p", "from 0 to 1"),
-    ({"max_tokens": 0}, "max_tokens", "from 1 up"),
-    ({"min_tokens": -1}, "min_tokens", "from 0 up"),
+    ({"max_tokens": 0}, "max_tokens", "from 1 to 2,147,483,647"),
+    ({"min_tokens": -1}, "min_tokens", "0 or more"),
     ({"seed": 2**64}, "seed", "64 bits"),
     ({"ignore_eos": "yes"}, "ignore_eos", "true or false"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "must not be above max_tokens (8), but is 9"),
@@ -277,9 +277,9 @@ def test_the_edges_of_what_is_allowed_are_allowed() -> None:
         seed=-(2**63),
         stop_token_ids=(5,) * 24,
     )
-    low = SamplingParams(temperature=0, top_p=1e-9, top_k=1, min_p=0, seed=2**64 - 1, ignore_eos=True)
+    low = SamplingParams(temperature=0, top_p=1e-9, top_k=1, min_p=0, seed=2**63 - 1, ignore_eos=True)
     assert one(engine, prompt="a", sampling=edges).error is None
-    assert one(engine, prompt_token_ids=[5] * 511, sampling=low, stop=("x" * 1024,) * 16).error is None
+    assert one(engine, prompt_token_ids=[5] * 511, sampling=low, stop=("x" * 256,) * 16).error is None
 
 
 def test_bad_requests_take_no_neighbour_with_them() -> None:
