@@ -19,6 +19,7 @@ from headrace.engine.request import EngineStats, FinishReason
 from headrace.engine.text import TextCompletion
 from headrace.schemas import ErrorCode, JobState
 from headrace.worker.health import Status
+from headrace.worker.histogram import JobHistogram, Observed
 from headrace.worker.retries import RETRIABLE
 
 if TYPE_CHECKING:
@@ -70,24 +71,24 @@ class Metrics:
         )
         self._deaths = Counter(PREFIX + "engine_deaths", "Times the engine died.", registry=self.registry)
         self._commits = self._counter("offset_commits", "Commits, by partition.", tier=tiers, outcome=COMMITS)
-        self._job_seconds = self._histogram(
-            "job_seconds", "From a job's record to its result in the table.", LONG_SECONDS, tier=tiers
+        self._job_seconds = self._job_histogram(
+            "job_seconds", "From a job's record to its result in the table.", LONG_SECONDS, "tier", tiers
         )
-        self._wait_seconds = self._histogram(
-            "job_wait_seconds", "From a job's record to its first attempt.", LONG_SECONDS, tier=tiers
+        self._wait_seconds = self._job_histogram(
+            "job_wait_seconds", "From a job's record to its first attempt.", LONG_SECONDS, "tier", tiers
         )
         calls = ("lookup", "begin", "end attempts", "finish", "reject")
         self._call_seconds = self._histogram("ledger_call_seconds", "Bulk calls.", CALL_SECONDS, call=calls)
         self._call_rows = self._histogram("ledger_call_rows", "Rows of a bulk call.", ROWS, call=calls)
         self._unavailable = self._counter("ledger_unavailable", "Calls while Postgres was away.", call=calls)
 
-        name = {"model_name": [model]}
+        reasons = [reason.value for reason in FinishReason]
         self._success = self._counter(
-            "request_success", "Answers.", **name, finished_reason=[reason.value for reason in FinishReason]
+            "request_success", "Answers.", model_name=[model], finished_reason=reasons
         )
         self._requests = [
-            (self._histogram(name_, text, buckets, **name)[model], value)
-            for name_, text, buckets, value in _OF_A_REQUEST
+            (self._job_histogram(name, text, buckets, "model_name", [model])[model], value)
+            for name, text, buckets, value in _OF_A_REQUEST
         ]
         self._model = model
 
@@ -144,6 +145,13 @@ class Metrics:
     ) -> "Series[Histogram]":
         made = Histogram(PREFIX + name, text, list(labels), registry=self.registry, buckets=buckets)
         return _series(made, labels)
+
+    def _job_histogram(
+        self, name: str, text: str, buckets: Sequence[float], label: str, values: Iterable[str]
+    ) -> dict[str, Observed]:
+        made = JobHistogram(PREFIX + name, text, buckets, label, values)
+        self.registry.register(made)
+        return made.series
 
 
 def _per_token(done: TextCompletion) -> float:
