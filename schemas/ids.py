@@ -58,9 +58,7 @@ def job_key(tenant: str, job_id: str | None, source: Source, idempotency_key: st
 
 def named_key(tenant: str, job_id: str) -> UUID:
     """The id of a job that names itself: the ``job_id``, if it is a UUIDv7, else ``ff`` and a hash."""
-    if _UUID7.fullmatch(job_id):
-        return UUID(int=int(job_id.replace("-", ""), 16))  # half of what UUID takes to read text of any form
-    return _ff(b"job", tenant, job_id)
+    return UUID(job_id) if _UUID7.fullmatch(job_id) else _ff(b"job", tenant, job_id)
 
 
 def key_meant(tenant: str, name: str) -> UUID:
