@@ -14,6 +14,7 @@ stages inside recorder and workers, which slows them down.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -409,9 +410,12 @@ def main() -> None:
     parser.add_argument("--filled", type=int, default=5_000_000, help="ended jobs in the table before")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--in-flight", type=int, default=256, help="a worker's max_in_flight")
+    parser.add_argument("--prefetch", type=int, help="a tier's prefetch; by default four times as many")
     parser.add_argument("--stages", action="store_true", help="time the stages inside the processes as well")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    options.prefetch = options.prefetch or 4 * options.in_flight
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # broker, Postgres and workers end with it
 
     with stack(options.filled) as parts:
         told = conditions(parts, options)
@@ -429,7 +433,8 @@ def main() -> None:
             "role": "worker",
             "stages": options.stages,
             "answer": (WORDS * 6)[:ANSWER],
-            "config": {"max_in_flight": options.in_flight},
+            "in_flight": options.in_flight,
+            "prefetch": options.prefetch,
         }
         names = [f"worker {n}" for n in range(options.workers)]
         group = config.consumer(TIER)["group.id"]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from headrace.engine.text import TextCompletion, TextRequest
 from headrace.ledger import Ledger, finish, ledger, record, staging
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import Topics
-from headrace.worker import Worker, WorkerConfig, attempts, outcomes, publisher, worker
+from headrace.worker import Worker, WorkerConfig, attempts, default_tiers, outcomes, publisher, worker
 from headrace.worker.admission import Admission
 from headrace.worker.attempts import Attempts
 from headrace.worker.consumer import TierConsumer
@@ -160,7 +161,8 @@ def main() -> None:
         if told["role"] == "recorder":
             Recorder(told["bootstrap"], topics, table).run(stop)
         else:
-            config = WorkerConfig(told["bootstrap"], topics, **told["config"])
+            tiers = tuple(replace(tier, prefetch=told["prefetch"]) for tier in default_tiers(topics.tiers))
+            config = WorkerConfig(told["bootstrap"], topics, tiers, max_in_flight=told["in_flight"])
             Worker(config, lambda: AtOnce(told["answer"]), table).run(stop)
     ended.wait()
     spent = {name: seconds - before.get(name, 0.0) for name, seconds in at_end.items()}
