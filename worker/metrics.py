@@ -162,6 +162,8 @@ def _per_token(done: TextCompletion) -> float:
 _OF_A_REQUEST: tuple[tuple[str, str, Sequence[float], Callable[[TextCompletion], float]], ...] = (
     ("request_queue_time_seconds", "From the engine's taking it to its first step.", SECONDS, lambda d: d.queued_s),
     ("time_to_first_token_seconds", "From the engine's taking it to its first token.", SECONDS, lambda d: d.first_token_s),
+    ("request_prefill_time_seconds", "From its first step to its first token.", SECONDS, lambda d: d.first_token_s - d.queued_s),
+    ("request_decode_time_seconds", "From its first token to its end.", SECONDS, lambda d: d.total_s - d.first_token_s),
     ("e2e_request_latency_seconds", "From the engine's taking it to its end.", SECONDS, lambda d: d.total_s),
     ("request_time_per_output_token_seconds", "A token after the first, on average.", CALL_SECONDS, _per_token),
     ("request_prompt_tokens", "Tokens of the prompt.", TOKENS, lambda d: d.prompt_tokens),

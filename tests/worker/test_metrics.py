@@ -11,7 +11,8 @@ import yaml
 from pipeline import Pipeline
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.engine.request import EngineStats
+from headrace.engine.request import EngineStats, FinishReason
+from headrace.engine.text import TextChoice, TextCompletion
 from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
 from headrace.ledger.watch import RecorderMetrics
@@ -82,6 +83,26 @@ def test_the_engines_snapshot_has_vllms_names(idle: int) -> None:
     assert found["headrace_jobs_waiting{tier=bulk}"] == 7
     assert found["headrace_consumer_lag_records{tier=bulk}"] == 12
     assert (found["headrace_ready"], found["headrace_intake_paused"]) == (1, 0)
+
+
+def test_the_phases_of_a_request_add_up_to_its_latency() -> None:
+    metrics = Metrics(TIERS, "m")
+    choice = TextChoice(0, "x", [1, 2, 3], FinishReason.STOP, None)
+    times = {"queued_s": 0.5, "first_token_s": 2.0, "total_s": 5.0}
+    metrics.answered(TextCompletion("1", [choice], completion_tokens=3, **times))
+    expected = {
+        "request_queue_time": 0.5,
+        "request_prefill_time": 1.5,
+        "request_decode_time": 3.0,
+        "request_time_per_output_token": 1.5,
+        "time_to_first_token": 2.0,
+        "e2e_request_latency": 5.0,
+    }
+    labels = {"model_name": "m"}
+    found = {
+        name: metrics.registry.get_sample_value(f"headrace_{name}_seconds_sum", labels) for name in expected
+    }
+    assert found == expected
 
 
 def exported() -> set[str]:
