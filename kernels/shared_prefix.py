@@ -132,7 +132,9 @@ def _shared_prefix_kernel(
 def _tile(itemsize: int) -> Tile:
     """The tile for values of a size in bytes."""
     if itemsize > 2:
-        return Tile(pairs=_PAIRS, keys=32, warps=8, stages=2)
+        return Tile(
+            pairs=_PAIRS, keys=16, warps=8, stages=2
+        )  # 32 keys of 128 values: too much for an Ada card
     return Tile(pairs=_PAIRS, keys=64, warps=8, stages=3)
 
 

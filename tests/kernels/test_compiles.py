@@ -3,6 +3,8 @@
 The largest compile for Ada too, whose programs have the least shared memory.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from kernel_cases import edit_table, paged_rows
@@ -14,7 +16,7 @@ from headrace.kernels.logprobs import logprobs
 from headrace.kernels.mask_logits import mask_logits
 from headrace.kernels.matmul import matmul
 from headrace.kernels.prefill_attention import prefill_attention
-from headrace.kernels.prefill_hopper import prefill_hopper
+from headrace.kernels.prefill_hopper import prefill_hopper, suits
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
 from headrace.kernels.rope_cache import rope_and_cache
 from headrace.kernels.sample import sample
@@ -145,12 +147,14 @@ def test_step_inputs_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(compiled) == 2
 
 
+# In fp32 it takes the compiler half a minute.
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(torch.float32, marks=pytest.mark.stress)], ids=str)
 def test_the_largest_tiles_fit_an_ada_card_and_need_no_hopper_instructions(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    chunk = paged_rows([(70, 100), (5, 5)], (8, 2, 128), dtype=BF16)
-    decodes = paged_rows([(1, 40), (1, 40)], (8, 2, 128), dtype=BF16)
-    x, none = torch.ones(3, 1024, dtype=BF16), torch.zeros(8, dtype=torch.int32)
+    chunk = paged_rows([(70, 100), (5, 5)], (8, 2, 128), dtype=dtype)
+    decodes = paged_rows([(1, 40), (1, 40)], (8, 2, 128), dtype=dtype)
+    x, none = torch.ones(3, 1024, dtype=dtype), torch.zeros(8, dtype=torch.int32)
     shared = SharedPrefixes(none[:2], none, none, none)
     with compiled_not_run(monkeypatch, ADA) as compiled:
         prefill_attention(*chunk.prefill_arguments(), 1e6)
@@ -160,3 +164,18 @@ def test_the_largest_tiles_fit_an_ada_card_and_need_no_hopper_instructions(
     assert len(compiled) == 6
     assert all(kernel.metadata.shared <= ADA_SHARED_BYTES for kernel in compiled)
     assert not any("wgmma" in kernel.asm["ptx"] for kernel in compiled)
+
+
+@pytest.mark.parametrize(
+    ("capability", "chosen"),
+    [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)],
+)
+def test_only_hopper_gets_the_kernel_that_is_written_for_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], chosen: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    q = SimpleNamespace(is_cuda=True, device="cuda:0", dtype=BF16)
+    assert suits(q, torch.empty(2, 8, 32, 128, dtype=BF16)) == chosen
+    assert not suits(q, torch.empty(2, 8, 16, 128, dtype=BF16))
+    assert not suits(q, torch.empty(2, 8, 32, 96, dtype=BF16))
+    assert not suits(q, torch.empty(2, 8, 32, 128))
