@@ -76,11 +76,17 @@ def _database(settings: "Settings") -> Finding:
 
     with psycopg.connect(context.database_url(settings), connect_timeout=5) as connection:
         version = connection.info.server_version
+        told = connection.info.backend_pid  # a pooler makes up what it tells of itself
+        pooled = connection.execute("SELECT pg_backend_pid()").fetchone() != (told,)
     major, minor = divmod(version, 10_000)
     if major < 14:
         return Finding(
             "database", False, f"PostgreSQL {major}.{minor}", "Headrace needs PostgreSQL 14 or newer."
         )
+    if pooled:
+        text = f"PostgreSQL {major}.{minor}, behind a connection pooler"
+        remedy = "Good for everything but `headrace migrate`, which needs Postgres's own address."
+        return Finding("database", None, text, remedy)
     return Finding("database", True, f"PostgreSQL {major}.{minor}")
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
 from typer.testing import CliRunner, Result
@@ -230,6 +231,15 @@ def test_doctor_is_content_with_a_working_installation(run: Run, monkeypatch: py
     result = run("doctor", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["ok"] is True
+
+
+def test_doctor_says_when_a_connection_pooler_is_in_between(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)  # as PgBouncer makes one up
+    findings = {each["check"]: each for each in json.loads(run("doctor", "--json").stdout)["findings"]}
+    assert findings["database"]["ok"] is None
+    assert "pooler" in findings["database"]["detail"]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1d", 86400)])
