@@ -4,7 +4,7 @@ An id of UUIDv7's layout begins with its time in milliseconds, so the ids of one
 no time begin with `ff` and go to a catch-all, `jobs_named`, behind all days. There is no DEFAULT partition: it would
 have to be searched each time a day is added.
 
-Days are made and dropped by two functions in the database (migration 0005) that run as the owner of the tables: so
+Days are made and dropped by two functions in the database (migrations 0005 and 0006) that run as the owner of the tables: so
 recorders and workers need not own them.
 """
 
@@ -104,7 +104,7 @@ def _has_live_rows(cursor: Rows, day: date) -> bool:
 
 
 def drop(cursor: Rows, day: date) -> bool:
-    """Drop one day of all three tables, unless a job in it came to life meanwhile."""
+    """Drop one day of all three tables, unless a job in it came to life meanwhile, or another recorder did it."""
     return _says(cursor, "SELECT drop_day(%s)", (day,))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
 
 from headrace.ledger import partitions
 from headrace.ledger.database import Database, Rows
@@ -28,8 +28,15 @@ _OLD = (
     "DELETE FROM settled_letters WHERE settled_at < now() - %s",
 )
 
-# Writers are kept out for the moment it takes, so that no count is lost between the sum and the delete.
+# A day or all named jobs are read through, row by row: that may take longer than a transaction of workers is allowed.
+_UNHURRIED = """
+SELECT set_config(name, '10min', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
+"""
+
+# Writers are kept out for the moment it takes, so that no count is lost between the sum and the delete. They also wait
+# while we wait for the ones before them: not for long.
 _DRAINED = """
+SET LOCAL lock_timeout = '2s';
 LOCK TABLE tier_counts IN SHARE ROW EXCLUSIVE MODE;
 DELETE FROM tier_counts USING (
     SELECT pool, tier, minute FROM tier_counts WHERE minute < now() - interval '1 hour'
@@ -41,12 +48,11 @@ WHERE tier_counts.pool = drained.pool AND tier_counts.tier = drained.tier AND ti
 
 def retire(database: Database, keep: timedelta) -> list[str]:
     """Forget what ended longer than `keep` ago; return the names of the days dropped."""
-    before = partitions.today() - keep
-    days = database.transaction(partitions.retirable, before)
-    dropped = [day for day in days if database.transaction(partitions.drop, day)]
+    database.transaction(_forget_rest, keep)
     while database.transaction(_forget_named, keep) == CHUNK:
         pass
-    database.transaction(_forget_rest, keep)
+    days = database.transaction(_retirable, partitions.today() - keep)
+    dropped = [day for day in days if database.transaction(_drop, day)]
     return [f"{day:%Y%m%d}" for day in dropped]
 
 
@@ -55,7 +61,18 @@ def drain(cursor: Rows) -> None:
     cursor.execute(_DRAINED)
 
 
+def _retirable(cursor: Rows, before: date) -> list[date]:
+    cursor.execute(_UNHURRIED)
+    return partitions.retirable(cursor, before)
+
+
+def _drop(cursor: Rows, day: date) -> bool:
+    cursor.execute(_UNHURRIED)
+    return partitions.drop(cursor, day)
+
+
 def _forget_named(cursor: Rows, keep: timedelta) -> int:
+    cursor.execute(_UNHURRIED)
     (count,) = cursor.execute(_FORGET_NAMED, {"keep": keep, "chunk": CHUNK}).fetchone() or (0,)
     return int(count)
 

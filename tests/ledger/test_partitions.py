@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rows import attempt, job, named, outcome, query, rejection
+from waiting import eventually
 
-from headrace.ledger import Ledger, attempts, finish, lookup, record, reopen
+from headrace.ledger import Ledger, attempts, finish, lookup, partitions, record, reopen
 from headrace.ledger.partitions import AHEAD, day_of, first_id, span, today, within
 from headrace.schemas import CancelBatch, named_key, uuid7
 
@@ -196,3 +198,45 @@ def test_what_else_is_old_is_forgotten(ledger: Ledger, database_url: str) -> Non
     ledger.leave("w1")
     ledger.retire(timedelta(0))
     assert query(database_url, counts) == [(0, 0, 0)]
+
+
+def test_while_a_day_is_looked_through_nobody_else_waits(
+    ledger: Ledger, old_id: UUID, database_url: str
+) -> None:
+    ledger.finish([outcome(job(id=old_id))])
+    day = day_of(old_id)
+    assert day is not None
+    # The one session that waits for a lock, and how many locks it holds that keep everybody from the table.
+    waiting = """
+        SELECT count(*) FILTER (WHERE granted AND mode = 'AccessExclusiveLock' AND relation = 'jobs'::regclass)
+        FROM pg_locks WHERE pid IN (SELECT pid FROM pg_locks WHERE NOT granted) HAVING count(*) > 0
+    """
+    with psycopg.connect(database_url) as connection, ThreadPoolExecutor(1) as recorder:
+        connection.execute(f"LOCK TABLE jobs_{day:%Y%m%d}")  # type: ignore[arg-type]
+        dropped = recorder.submit(ledger._database.transaction, partitions.drop, day)
+        held = eventually(lambda: query(database_url, waiting))
+        connection.commit()
+        assert dropped.result(60)
+    assert held == [(0,)]
+
+
+def test_of_two_recorders_that_drop_a_day_one_does(ledger: Ledger, old_id: UUID) -> None:
+    ledger.finish([outcome(job(id=old_id))])
+    day = day_of(old_id)
+    assert day is not None
+    drop = ledger._database.transaction
+    assert [drop(partitions.drop, day), drop(partitions.drop, day)] == [True, False]
+
+
+def test_a_day_may_be_read_through_for_longer_than_workers_may_hold_a_transaction(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[str] = []
+
+    def retirable(cursor: Any, before: date) -> list[date]:
+        allowed.extend(cursor.execute("SHOW statement_timeout").fetchone())
+        return []
+
+    monkeypatch.setattr(partitions, "retirable", retirable)
+    ledger.retire(timedelta(days=5))
+    assert allowed == ["10min"]
