@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTEST = "-m pytest -q -x -c /dev/null --import-mode=importlib --rootdir=. -p no:cacheprovider"
+PYTEST = "-m pytest -q -c /dev/null --import-mode=importlib --rootdir=. -p no:cacheprovider"
 CHAT = "--model qwen3-0.6b --workload chat"
 
 
@@ -41,8 +41,8 @@ class Part:
 
 
 PARTS = (
-    Part("kernel tests", 200, f"{PYTEST.replace('-x ', '')} tests/gpu/test_kernels.py", f"{PYTEST} tests/gpu/test_kernels.py"),
-    Part("engine tests", 300, f"{PYTEST.replace('-x ', '')} --durations=8 tests/gpu/test_engine.py", f"{PYTEST} tests/gpu/test_engine.py"),
+    Part("kernel tests", 200, f"{PYTEST} tests/gpu/test_kernels.py", f"{PYTEST} tests/gpu/test_kernels.py"),
+    Part("engine tests", 300, f"{PYTEST} --durations=8 tests/gpu/test_engine.py", f"{PYTEST} tests/gpu/test_engine.py"),
     Part("tiers", 120, "bench/tiers.py --model qwen3-0.6b --reps 1 --out OUT",
          "bench/tiers.py --model tiny --device cpu --slots 8 --kv-tokens 3000 --places 12 --bulk 24 --rate 4 --seconds 1"
          " --longest 32 --reps 1 --out OUT"),
@@ -59,6 +59,7 @@ PARTS = (
          "bench/graphs.py --model tiny --device cpu --batch 2 --steps 3 --out OUT"),
     Part("flips", 120, "bench/flips.py --model qwen3-0.6b --out OUT",
          "bench/flips.py --model tiny --device cpu --answers 2 --company 4 --tokens 4 --out OUT"),
+    Part("fast chat", 60, f"bench/engine.py {CHAT} --limit 1000 --out OUT", None),  # what the next one is held against
     Part("invariant chat", 120, f"bench/engine.py {CHAT} --limit 1000 --batch-invariant --out OUT",
          "bench/engine.py --model tiny --device cpu --workload chat --limit 3 --batch-invariant --out OUT"),
     Part("transformers", 200, "bench/vs_transformers.py --model qwen3-0.6b --limit 40 --out OUT",
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="no part begins, or goes on, after these")
     parser.add_argument("--only", help="names of parts, comma separated")
     parser.add_argument("--dry", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     parser.add_argument("--out", type=Path, required=True, help="directory of card.json and card.log")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else [part.name for part in PARTS]
@@ -131,6 +133,8 @@ def main() -> None:
         if remaining < 10:
             left.append(part.name)
             continue
+        if args.commit and command.endswith("OUT"):
+            command += f" --commit {args.commit}"
         status, seconds, told = run(command, min(part.limit_s, remaining), log)
         results.append(
             {"name": part.name, "command": command, "status": status, "seconds": seconds, "said": last_line(log),

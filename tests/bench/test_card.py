@@ -37,7 +37,7 @@ def test_parts_that_fail_or_never_end_leave_the_others_their_turn(monkeypatch, t
     assert results["works"]["said"] == "all well"
     assert results["works"]["result"] == [1, 2]
     assert "all well" in capsys.readouterr().out
-    assert run(monkeypatch, tmp_path / "again", "--only", "works")[0] == 0
+    assert run(monkeypatch, tmp_path / "again", "--only", "works", "--commit", "abc")[0] == 0
 
 
 def test_parts_for_which_no_time_is_left_are_named(monkeypatch, tmp_path, capsys):
@@ -53,4 +53,5 @@ def test_every_part_s_script_is_there_and_each_name_stands_once():
         for command in filter(None, (part.command, part.dry)):
             scripts = [word for word in command.split() if word.endswith(".py")]
             assert scripts
+            assert ("OUT" in command) == command.endswith(" OUT")
             assert all((ROOT / script).is_file() for script in scripts)
