@@ -22,7 +22,7 @@ from headrace.engine.grammar import Grammar, GrammarKind
 from headrace.engine.schema_size import least_chars
 
 MEMORY_BYTES = 2 << 30
-WAITS = 12
+WAITS = 4
 """The child is given up after so many times the limit by the clock, whatever it waits for."""
 
 ENDLESS = "no answer of this form has an end: its JSON schema needs itself again and again"
