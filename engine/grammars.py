@@ -48,6 +48,12 @@ class CompiledGrammar:
     way: list[int] | None
     least: int
 
+    def says_least(self) -> str:
+        """How many tokens an answer takes, in words."""
+        if self.way is None:
+            return f"any answer of this form has at least {self.least:,}"
+        return f"a short answer of this form has {self.least:,}"
+
 
 class Grammars:
     """Gives sequences their guides. Nothing is loaded or started before the first grammar.
@@ -110,15 +116,9 @@ class Grammars:
         compiled = future.result()
         room = seq.limit - seq.prompt_len
         if compiled.least > room:
-            answer = (
-                "any answer of this form has at least"
-                if compiled.way is None
-                else "a short answer of this form has"
-            )
+            problem = f"leave room for {room:,} tokens, but {compiled.says_least()}"
             return InvalidRequest(
-                f"max_tokens, and the context, leave room for {room:,} tokens, but {answer} {compiled.least:,}",
-                param="max_tokens",
-                code="invalid_value",
+                f"max_tokens, and the context, {problem}", param="max_tokens", code="invalid_value"
             )
         seq.guide = Guide(
             compiled.matcher.deep_copy(),

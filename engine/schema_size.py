@@ -28,6 +28,9 @@ class _Bounds:
     def __init__(self, document: Any) -> None:
         self._document = document
         self._known: dict[str, float] = {}
+        # References inside a part with an $id of its own lead elsewhere: then none is followed.
+        own = isinstance(document, dict) and "$id" in document
+        self._is_one = _written(document).count('"$id"') == own
 
     def of_all(self) -> float:
         met = self._references()
@@ -54,7 +57,8 @@ class _Bounds:
         if not isinstance(schema, dict):
             return 1
         if isinstance(reference := schema.get("$ref"), str):
-            return self._known.setdefault(reference, inf) if _leads(self._document, reference) else 1
+            follows = self._is_one and _leads(self._document, reference)
+            return self._known.setdefault(reference, inf) if follows else 1
         bounds = [self._of_types(schema)]
         if "const" in schema:
             bounds.append(len(_written(schema["const"])))

@@ -44,6 +44,7 @@ def test_the_bound_is_met_by_the_shortest_value(schema: dict[str, Any], shortest
     [
         False,
         {"$ref": "#"},
+        {"$id": "a", "$ref": "#"},
         {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}},
         {"$defs": {"node": NODE}, "$ref": "#/$defs/node"},
         {"$defs": {"node": NODE}, "type": "array", "minItems": 1, "items": {"$ref": "#/$defs/node"}},
@@ -61,6 +62,7 @@ def test_what_needs_itself_has_no_end(schema: Any) -> None:
     [
         True, 5, {}, {"type": 5}, {"type": []}, {"enum": []}, {"anyOf": {}}, {"required": "a"}, {"properties": [1]},
         {"$ref": 5}, {"$ref": "#/nowhere"}, {"$ref": "https://example.com/schema"}, {"$ref": "#anchor"},
+        {"$id": "a", "$ref": "#/$defs/x", "$defs": {"x": {"$id": "b", "$ref": "#"}}},
         {"minItems": 2.0}, {"minItems": -1}, {"$ref": "#/anyOf/x", "anyOf": [1]}, {"$ref": "#/type/0", "type": ["x"]},
     ],
 )  # fmt: skip
