@@ -1,7 +1,9 @@
 """examples/everything.jsonl: a line for each option and a bad twin, all at once, each as expected."""
 
 import json
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -32,10 +34,67 @@ NOT_ASKED_OF_THE_MODEL = {
 }
 
 
+CANARY = "the patient is Ada"
+
+
+def private_lines() -> list[dict[str, Any]]:
+    """Jobs with a canary wherever a model, its tokenizer, its template or a grammar may come to quote it."""
+    asks = {"role": "user", "content": CANARY}
+    short = {"max_tokens": 8}
+    properties = {CANARY: {"type": "object", CANARY: CANARY, "pattern": f"({CANARY}"}}
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "description": CANARY,
+            "parameters": {"type": "object", "properties": properties},
+        },
+    }
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": f'{{"{CANARY}": 1}}'}}
+    lines: list[dict[str, Any]] = [
+        {"prompt": CANARY, "sampling": {**short, "echo": True, "logprobs": 1, "prompt_logprobs": 1}},
+        {"prompt": CANARY, "sampling": {**short, "stop": [CANARY], "bad_words": [CANARY], "n": 2}},
+        {"prompt": CANARY, "continuations": [CANARY, CANARY * 2]},
+        {"prompt": CANARY * 5000},
+        {"prompt": CANARY, "sampling": {"bad_words": [""], "stop": [CANARY]}},
+        {"prompt": CANARY, "sampling": {"logit_bias": {CANARY: 1}}},
+        {"messages": [asks]},
+        {
+            "messages": [
+                asks,
+                {"role": "assistant", "tool_calls": [called]},
+                {"role": "tool", "content": CANARY},
+            ]
+        },
+        {"messages": [asks], "chat_template_kwargs": {"messages": CANARY, "loop": {CANARY: [CANARY]}}},
+        {"messages": [{"role": "system", "content": CANARY}, asks, asks], "continue_final_message": True},
+        {"messages": [asks], "tools": [tool], "tool_choice": "required"},
+        {"prompt": CANARY, "response_format": {"type": "choice", "choice": [CANARY, CANARY + "!"]}},
+        {"prompt": CANARY, "response_format": {"type": "regex", "regex": f"({CANARY}"}},
+        {"prompt": CANARY, "response_format": {"type": "regex", "regex": f"{CANARY}(?=x)"}},
+        {"prompt": CANARY, "response_format": {"type": "grammar", "grammar": f'start: "{CANARY}" | missing'}},
+        {
+            "prompt": CANARY,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": CANARY}}},
+        },
+        {
+            "prompt": CANARY,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": properties}}},
+        },
+    ]
+    return [line if "continuations" in line else {"sampling": short} | line for line in lines]
+
+
 @pytest.mark.timeout(600)
-def test_every_line_ends_as_expected_through_kafka_and_postgres(
-    kafka: str, database_url: str, smollm: Path
+def test_every_line_ends_as_expected_through_kafka_and_postgres_and_no_log_tells_what_was_asked(
+    kafka: str,
+    database_url: str,
+    smollm: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    caplog.set_level("INFO")
+
     def engine() -> LocalTextEngine:
         config = EngineConfig(model=str(smollm), device="cpu", dtype="float32", chat_template=str(TEMPLATE))
         made = open_text_engine(config, in_process=True)
@@ -44,15 +103,32 @@ def test_every_line_ends_as_expected_through_kafka_and_postgres(
 
     with pipeline(kafka, database_url, partitions=2) as running:
         running.start_process(role="recorder")
-        running.start_worker(engine)
+        worker = running.start_worker(engine, health_port=0)
         with Client(running.bootstrap, running.topics) as client:
             submission = client.submit(LINES)
             results = {
                 result.custom_id: result for result in client.follow_results(submission, idle_timeout=120)
             }
+            rows = dict(running.query("SELECT custom_id, state::text FROM job_status"))
+            lines = private_lines()
+            submission = client.submit(
+                [{**line, "custom_id": CANARY + str(n)} for n, line in enumerate(lines)]
+            )
+            private = list(client.follow_results(submission, idle_timeout=120))
         check({name or "": orjson.loads(result.encode()) for name, result in results.items()})
-        rows = dict(running.query("SELECT custom_id, state::text FROM job_status"))
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{worker.worker.health_port}/metrics", timeout=30
+        ) as page:
+            shown = page.read().decode()
     assert rows == {name: expected["state"] for name, expected in EXPECTED.items()}
+
+    assert len(private) == len(lines)
+    codes = {str(result.error.code) for result in private if result.error is not None}
+    assert {"context_length_exceeded", "invalid_value"} <= codes
+    assert "internal_error" not in codes
+    told = [str(record.__dict__) for record in caplog.records] + [caplog.text, *capfd.readouterr(), shown]
+    assert any("job failed" in text for text in told)
+    assert not any(CANARY in text for text in told)
 
 
 @pytest.mark.stress
