@@ -1,7 +1,6 @@
 """A user's mistake is one sentence, a remedy and an exit code; never a traceback."""
 
 import json
-import socket
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from headrace.cli.exits import Exit
 from headrace.engine.errors import BadCheckpoint, EngineError
 from headrace.local.errors import MissingPart
 
+CLOSED_PORT = 1  # nobody has it, and the system gives it to nobody
+
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -26,12 +27,6 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
-
-
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -128,7 +123,7 @@ def test_what_postgres_refuses_is_a_defect() -> None:
 def test_a_name_that_no_batch_can_have_is_refused(
     option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
     file = tmp_path / "jobs.jsonl"
     file.write_text('{"prompt": "hello"}\n')
     assert run("submit", str(file), *option).exit_code == Exit.USAGE
@@ -147,9 +142,7 @@ def test_a_file_without_jobs_is_refused_before_anything_starts(command: list[str
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("command", ["migrate", "migrate --check", "status b"])
 def test_a_database_that_is_away_is_unavailable(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "DATABASE_URL", f"postgresql://me:secret@127.0.0.1:{closed_port()}/x?connect_timeout=1"
-    )
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:secret@127.0.0.1:{CLOSED_PORT}/x?connect_timeout=1")
     result = run(*command.split())
     assert result.exit_code == Exit.UNAVAILABLE
     assert "DATABASE_URL" in result.output
@@ -159,7 +152,7 @@ def test_a_database_that_is_away_is_unavailable(command: str, monkeypatch: pytes
 @pytest.mark.usefixtures("bare")
 def test_a_broker_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cli.context.BROKER_PATIENCE_S", 1.0)
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
     result = run("topics", "describe")
     assert result.exit_code == Exit.UNAVAILABLE
     assert "KAFKA_BOOTSTRAP_SERVERS" in result.output

@@ -10,6 +10,7 @@ from pipeline import Pipeline
 from standin import StandInEngine
 
 from headrace.schemas import BatchOpened, CancelBatch, CancelJob, ErrorCode, uuid7
+from headrace.worker import worker as worker_module
 
 FOR_EVER = "slow:1000000"
 
@@ -63,7 +64,10 @@ def test_a_waiting_job_that_is_cancelled_never_runs(line: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("noted_in", ["topic", "table"])
-def test_a_cancel_that_comes_before_its_job_holds(line: Pipeline, noted_in: str) -> None:
+def test_a_cancel_that_comes_before_its_job_holds(
+    line: Pipeline, noted_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "CATCH_UP_S", 120.0)
     cancel = CancelJob(job_id="mine")
     if noted_in == "table":
         line.ledger.apply_control([cancel])

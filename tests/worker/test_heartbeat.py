@@ -16,7 +16,7 @@ def test_a_worker_whose_other_calls_have_every_connection_still_says_that_it_liv
 
     def hold(cursor: Rows) -> None:
         held.release()
-        let_go.wait(60)
+        let_go.wait(120)
 
     def alive() -> int:
         with psycopg.connect(database_url) as connection:
@@ -27,8 +27,8 @@ def test_a_worker_whose_other_calls_have_every_connection_still_says_that_it_liv
         calls = [threading.Thread(target=ledger._database.transaction, args=(hold,)) for _ in range(2)]
         for call in calls:
             call.start()
-        assert held.acquire(timeout=60)
-        assert held.acquire(timeout=60)
+        assert held.acquire(timeout=120)
+        assert held.acquire(timeout=120)
         try:
             heartbeat = Heartbeat(ledger, "w", "default", "model", alive_s=600.0)
             heartbeat.start()
