@@ -216,7 +216,7 @@ def test_while_a_day_is_looked_through_nobody_else_waits(
         dropped = recorder.submit(ledger._database.transaction, partitions.drop, day)
         held = eventually(lambda: query(database_url, waiting))
         connection.commit()
-        assert dropped.result(60)
+        assert dropped.result(120)
     assert held == [(0,)]
 
 

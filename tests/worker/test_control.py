@@ -78,7 +78,7 @@ def test_a_cancel_on_a_partition_that_the_topic_was_given_later_is_seen(
     settings = WorkerConfig(line.bootstrap, line.topics).control()
     consumer = ControlConsumer(settings, line.topics.control, inbox, threading.Event())
     consumer.start()
-    assert consumer.wait_until_caught_up(60)
+    assert consumer.wait_until_caught_up(120)
 
     def cancel(partition: int) -> CancelJob:
         message = CancelJob(id=uuid7())
@@ -88,16 +88,16 @@ def test_a_cancel_on_a_partition_that_the_topic_was_given_later_is_seen(
 
     def partitions_are_known() -> bool:  # to the producer, which only then takes records for them
         topic = line.topics.control
-        return len(line.producer.list_topics(topic, 10).topics[topic].partitions) == 6
+        return len(line.producer.list_topics(topic, 60).topics[topic].partitions) == 6
 
     try:
         before = cancel(0)
         line.wait_for(lambda: list(inbox) == [before])
         admin = AdminClient({"bootstrap.servers": line.bootstrap})
-        admin.create_partitions([NewPartitions(line.topics.control, 6)])[line.topics.control].result(20)
+        admin.create_partitions([NewPartitions(line.topics.control, 6)])[line.topics.control].result(120)
         line.wait_for(partitions_are_known)
         after = [cancel(5), cancel(0)]
-        line.producer.flush(20)
+        line.flush()
         line.wait_for(lambda: len(inbox) == 3)
         assert {each.key for each in inbox if isinstance(each, CancelJob)} == {
             each.key for each in (before, *after)
