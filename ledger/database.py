@@ -121,10 +121,19 @@ class Database:
             RowRefused: Postgres will never take what was sent.
             LedgerUnavailable: nothing worked for `retry_for` seconds.
         """
-        give_up = time.monotonic() + self._retry_for
+        return self._repeat(self._retry_for, work, *args, **kwargs)
+
+    def once(self, work: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `transaction`, without a second try: for what others wait behind, and what comes again by itself."""
+        return self._repeat(0.0, work, *args, **kwargs)
+
+    def _repeat(
+        self, seconds: float, work: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        give_up = time.monotonic() + seconds
         for delay in _backoff():
             try:
-                return self._once(work, *args, **kwargs)
+                return self._try(work, *args, **kwargs)
             except PoolTimeout as error:
                 raise LedgerUnavailable("every connection of the pool is in use") from error
             except (psycopg.Error, UnicodeEncodeError) as error:
@@ -135,7 +144,7 @@ class Database:
             time.sleep(delay)
         raise AssertionError("backoff never ends")
 
-    def _once(self, work: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _try(self, work: Callable[Concatenate[Rows, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         pooled = self._check_out()
         connection = pooled.driver_connection
         assert isinstance(connection, psycopg.Connection)

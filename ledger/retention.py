@@ -52,7 +52,7 @@ def retire(database: Database, keep: timedelta) -> list[str]:
     while database.transaction(_forget_named, keep) == CHUNK:
         pass
     days = database.transaction(_retirable, partitions.today() - keep)
-    dropped = [day for day in days if database.transaction(_drop, day)]
+    dropped = [day for day in days if database.once(_drop, day)]
     return [f"{day:%Y%m%d}" for day in dropped]
 
 

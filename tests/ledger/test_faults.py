@@ -55,7 +55,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(
     ledger: Ledger, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, lost = jobs(3), []
-    real = database.Database._once
+    real = database.Database._try
 
     def once(self: database.Database, work: Any, *args: Any, **kwargs: Any) -> Any:
         result = real(self, work, *args, **kwargs)
@@ -71,9 +71,9 @@ def test_a_commit_whose_answer_was_lost_counts_once(
         (lambda: set(ledger.finish([outcome(row) for row in rows]).winners), {row.id for row in rows}),
     ]:
         lost.clear()
-        monkeypatch.setattr(database.Database, "_once", once)
+        monkeypatch.setattr(database.Database, "_try", once)
         assert call() == expected
-        monkeypatch.setattr(database.Database, "_once", real)
+        monkeypatch.setattr(database.Database, "_try", real)
     batch = ledger.batch("acme", "b1")
     assert batch is not None
     assert (batch.submitted, batch.succeeded, batch.running, batch.queued) == (3, 3, 0, 0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rows import attempt, job, named, outcome, query, rejection
 from waiting import eventually
 
-from headrace.ledger import Ledger, attempts, finish, lookup, partitions, record, reopen
+from headrace.ledger import Ledger, LedgerUnavailable, attempts, finish, lookup, partitions, record, reopen
 from headrace.ledger.partitions import AHEAD, day_of, first_id, span, today, within
 from headrace.schemas import CancelBatch, named_key, uuid7
 
@@ -218,6 +218,26 @@ def test_while_a_day_is_looked_through_nobody_else_waits(
         connection.commit()
         assert dropped.result(120)
     assert held == [(0,)]
+
+
+def test_a_day_that_is_being_read_is_not_dropped_and_nobody_waits_for_that_twice(
+    ledger: Ledger, old_id: UUID, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, tries = job(id=old_id), []
+    ledger.finish([outcome(row)])
+    drop = partitions.drop
+
+    def counted(cursor: Any, day: date) -> bool:
+        tries.append(day)
+        return drop(cursor, day)
+
+    monkeypatch.setattr(partitions, "drop", counted)
+    with psycopg.connect(database_url) as analyst:
+        analyst.execute("SELECT count(*) FROM job_status")
+        with pytest.raises(LedgerUnavailable):
+            ledger.retire(timedelta(days=5))
+    assert len(tries) == 1
+    assert len(ledger.retire(timedelta(days=5))) == 1
 
 
 def test_of_two_recorders_that_drop_a_day_one_does(ledger: Ledger, old_id: UUID) -> None:
