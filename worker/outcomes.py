@@ -21,7 +21,7 @@ from headrace.worker.held import Held
 from headrace.worker.job import Job, Rejection, Stage, reject
 from headrace.worker.metrics import Metrics
 from headrace.worker.publisher import Publisher
-from headrace.worker.results import LargeBody, dead_letter_reason, outcome, result_record
+from headrace.worker.results import FOR_PEOPLE, LargeBody, dead_letter_reason, outcome, result_record
 
 MOST_BYTES = 256 * 1024 * 1024  # of results that wait for the store, for Postgres or for Kafka
 
@@ -73,9 +73,9 @@ class Outcomes:
         except Exception as error:  # else the next worker computes the same answer, and dies of it too
             self.fail_by_defect(job, "writing down the answer", error)
 
-    def fail(self, job: Job, error: JobError, *, dead_letter: bool = False) -> None:
-        """No retry will help; ``dead_letter`` if people should look at the record."""
-        job.dead_letter = error if dead_letter else None
+    def fail(self, job: Job, error: JobError) -> None:
+        """No retry will help."""
+        job.dead_letter = error if error.code in FOR_PEOPLE else None
         self._end(job, self._unsuccessful(job, JobState.FAILED, error))
 
     def fail_by_defect(self, job: Job, doing: str, error: Exception) -> None:

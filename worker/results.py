@@ -21,6 +21,9 @@ from headrace.worker import translate
 from headrace.worker.job import Job
 from headrace.worker.publisher import Headers, Publication
 
+FOR_PEOPLE = {ErrorCode.ENGINE_FAILURE, ErrorCode.INTERNAL_ERROR}
+"""Failures that say something of us and not of the job: their records are dead letters, and too many of them brake."""
+
 
 @dataclass(frozen=True, slots=True)
 class LargeBody:
@@ -93,7 +96,7 @@ def dead_letter_reason(body: bytes) -> JobError | None:
         UnreadableResult
     ):  # another version's: published as it is, and no reason to end the worker each time
         return None
-    return error if error is not None and error.code == ErrorCode.ENGINE_FAILURE else None
+    return error if error is not None and error.code in FOR_PEOPLE else None
 
 
 def _too_large(job: Job, result: JobResult, size: int, max_bytes: int) -> JobResult:

@@ -257,7 +257,7 @@ class Worker:
         elif job.expired(now):
             self._outcomes.end_as(job, JobState.EXPIRED)
         elif suspects.is_guilty(stored):
-            self._outcomes.fail(job, ENGINE_KILLER, dead_letter=True)
+            self._outcomes.fail(job, ENGINE_KILLER)
         else:
             self._let_wait(job, stored, now)
 

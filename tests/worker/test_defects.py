@@ -1,5 +1,6 @@
 """A defect of ours costs the job that meets it, never its worker or its neighbours."""
 
+import json
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def test_a_defect_on_the_way_into_the_engine_or_out_of_it_fails_that_job_alone(
     line.wait_terminal(12)
     line.wait_for(lambda: line.lag() == 0)
     results = line.results(12)
+    dead = {json.loads(letter.value())["prompt"] for letter in line.dead_letters(2)}
     worker.close()
 
     assert line.rows() == {asked: "failed", answered: "failed", **dict.fromkeys(plain, "succeeded")}
@@ -42,5 +44,6 @@ def test_a_defect_on_the_way_into_the_engine_or_out_of_it_fails_that_job_alone(
         assert error is not None
         assert error.code == ErrorCode.INTERNAL_ERROR
         assert SECRET not in error.message
+    assert dead == {"odd question", "odd answer"}
     assert SECRET not in caplog.text
     assert line.query("SELECT count(*) FROM attempts WHERE ended_at IS NULL") == [(0,)]

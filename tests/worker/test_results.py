@@ -4,9 +4,10 @@ from headrace.schemas import ErrorCode, JobError, JobResult, JobState, uuid7
 from headrace.worker.results import dead_letter_reason
 
 
-def test_a_stored_failure_of_the_engine_belongs_on_the_dead_letter_topic() -> None:
-    error = JobError(code=ErrorCode.ENGINE_FAILURE, message="it died")
-    assert dead_letter_reason(JobResult(id=uuid7(), state=JobState.FAILED, error=error).encode()) == error
+def test_a_stored_failure_of_ours_belongs_on_the_dead_letter_topic() -> None:
+    for code in (ErrorCode.ENGINE_FAILURE, ErrorCode.INTERNAL_ERROR):
+        error = JobError(code=code, message="it died")
+        assert dead_letter_reason(JobResult(id=uuid7(), state=JobState.FAILED, error=error).encode()) == error
     error = JobError(code=ErrorCode.UNKNOWN_MODEL, message="no")
     assert dead_letter_reason(JobResult(id=uuid7(), state=JobState.FAILED, error=error).encode()) is None
 
