@@ -1,6 +1,6 @@
 """What goes into the job table and what comes out of it, as frozen records.
 
-Times are timezone-aware, ids are UUIDs (DESIGN, "Ids"), hashes and bodies are bytes. Rows going in carry no clock
+Times are timezone-aware, ids are UUIDs (schemas/ids.py), hashes and bodies are bytes. Rows going in carry no clock
 of the caller's own: when something ended or started is the database's `now()`, so workers' clocks may differ.
 """
 

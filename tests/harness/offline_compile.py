@@ -45,8 +45,8 @@ def compiled_not_run(monkeypatch: pytest.MonkeyPatch, target: GPUTarget = HOPPER
 
 @contextmanager
 def specialisations_met(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """While open, launchers take their Triton path for CPU tensors, and a launch computes nothing: what it writes of a
-    step's inputs and tokens becomes zeros. Yields what a GPU would have to have compiled for the launches so far.
+    """While open, launchers take their Triton path for CPU tensors, and a launch computes nothing: what it would write is
+    zeros, as all memory is from the start. Yields what a GPU would have to have compiled for the launches so far.
     """
     met: set[str] = set()
 
@@ -54,13 +54,13 @@ def specialisations_met(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         values = dict(zip(self.arg_names, args, strict=False)) | kwargs
         met.add(f"{self.__name__}{_specialisation(self, values)}{options}")
-        for name in ("ids_ptr", "positions_ptr", "slot_mapping_ptr", "tokens_ptr"):
-            if isinstance(written := values.get(name), torch.Tensor):
-                written.zero_()
 
     with monkeypatch.context() as patch:
         patch.setattr("headrace.kernels.dispatch.INTERPRETED", True)
         patch.setattr(triton.JITFunction, "run", run)
+        patch.setattr(torch, "empty", torch.zeros)
+        patch.setattr(torch, "empty_like", torch.zeros_like)
+        patch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
         yield met
 
 
