@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.garbage import collect_seldom
+from headrace.cli.interpreter import collect_seldom, take_short_turns
 from headrace.engine.answers import TextChoice
 from headrace.engine.request import EngineStats, FinishReason
 from headrace.engine.text import TextCompletion, TextRequest
@@ -150,6 +150,8 @@ def main() -> None:
     if told["stages"]:
         stages.watch()
     collect_seldom()
+    if told["role"] == "recorder":
+        take_short_turns()
     print("ready", flush=True)
     sys.stdin.readline()
     before = threads()

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,14 +28,17 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def process() -> Iterator[None]:
-    """Put back what a command run in this process changes for all of it: where logs go, how often cycles are looked for."""
+    """Put back what a command run in this process changes for all of it: where logs go, and how the interpreter is told to
+    look for cycles and to switch threads."""
     root = logging.getLogger()
-    handlers, level, thresholds = root.handlers[:], root.level, gc.get_threshold()
+    handlers, level = root.handlers[:], root.level
+    thresholds, turn = gc.get_threshold(), sys.getswitchinterval()
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
     gc.set_threshold(*thresholds)
     gc.unfreeze()
+    sys.setswitchinterval(turn)
 
 
 @pytest.fixture(scope="session")

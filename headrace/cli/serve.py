@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli import context, logs
 from headrace.cli.engine import engine_config, open_engine, served_name
-from headrace.cli.garbage import collect_seldom
+from headrace.cli.interpreter import collect_seldom, take_short_turns
 from headrace.cli.stopping import stop_on_signals
 from headrace.cli.tiers import priorities, tiers
 
@@ -65,6 +65,7 @@ def recorder() -> None:
     from headrace.worker.health import HealthServer
 
     collect_seldom()
+    take_short_turns()
     with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger, ExitStack() as stack:
         recorder = Recorder(
             context.bootstrap_servers(settings), context.topics(settings), ledger, kafka=settings.kafka
