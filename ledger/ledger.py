@@ -281,7 +281,7 @@ class Ledger:
 
     def drain(self) -> None:
         """Forget the minutes of `tier_backlog` in which nothing is left to do."""
-        self._run(drain)
+        self._database.once(drain)
 
     def _page(self, tenant: str, batch_id: str, after: UUID | None) -> list[StoredResult]:
         return self._run(queries.results_page, tenant, batch_id, after)

@@ -29,7 +29,9 @@ _OLD = (
 )
 
 # A day or all named jobs are read through, row by row: that may take longer than a transaction of workers is allowed.
+# Postgres leaves a timer of the transaction that runs already as it is, unless it was switched off first.
 _UNHURRIED = """
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout';
 SELECT set_config(name, '10min', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
 """
 
@@ -47,13 +49,19 @@ WHERE tier_counts.pool = drained.pool AND tier_counts.tier = drained.tier AND ti
 
 
 def retire(database: Database, keep: timedelta) -> list[str]:
-    """Forget what ended longer than `keep` ago; return the names of the days dropped."""
-    database.transaction(_forget_rest, keep)
-    while database.transaction(_forget_named, keep) == CHUNK:
-        pass
-    days = database.transaction(_retirable, partitions.today() - keep)
-    dropped = [day for day in days if database.once(_drop, day)]
-    return [f"{day:%Y%m%d}" for day in dropped]
+    """Forget what ended longer than `keep` ago; return the names of the days dropped.
+
+    Days, named jobs and the rest are each tried, whatever becomes of the others. Then the last failure is raised.
+    """
+    try:
+        days = database.transaction(_retirable, partitions.today() - keep)
+        return [f"{day:%Y%m%d}" for day in days if database.once(_drop, day)]
+    finally:
+        try:
+            while database.transaction(_forget_named, keep) == CHUNK:
+                pass
+        finally:
+            database.transaction(_forget_rest, keep)
 
 
 def drain(cursor: Rows) -> None:
@@ -78,5 +86,6 @@ def _forget_named(cursor: Rows, keep: timedelta) -> int:
 
 
 def _forget_rest(cursor: Rows, keep: timedelta) -> None:
+    cursor.execute(_UNHURRIED)
     for statement in _OLD:
         cursor.execute(statement, (keep,))

@@ -1,7 +1,8 @@
 """What keeps the job table in order while it is used: days made ahead, what is old forgotten, the backlog looked at.
 
-On a thread of its own. Any of it may have to wait for a lock, and the thread that polls Kafka must not: past
-max.poll.interval.ms its group gives its partitions to others.
+On threads of their own. Any of it may have to wait for a lock, and the thread that polls Kafka must not: past
+max.poll.interval.ms its group gives its partitions to others. Nor must the backlog, which is looked at every few
+seconds, wait while an old day is read through, which may take minutes.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ STOP_S = 5.0
 
 @dataclass(slots=True)
 class Chore:
-    """Work that comes again: `every` so many seconds, after a failure `again` in so many. due: on the monotonic clock."""
+    """Work that comes again: `every` so many seconds, after a failure `again` in so many.
+
+    long: it may take minutes, so the others do not wait for it. due: on the monotonic clock.
+    """
 
     name: str
     work: Callable[[], object]
     every: float
     again: float
+    long: bool = False
     due: float = 0.0
 
 
@@ -51,27 +56,35 @@ def chores(ledger: Ledger, metrics: RecorderMetrics, keep: timedelta) -> list[Ch
         Chore("partitions", ledger.ensure_partitions, HOUR_S, MINUTE_S),
         Chore("backlog", backlog, 15.0, 15.0),
         Chore("drain", ledger.drain, 5 * MINUTE_S, 5 * MINUTE_S),
-        Chore("retire", retire, HOUR_S, HOUR_S),
+        Chore("retire", retire, HOUR_S, HOUR_S, long=True),
     ]
 
 
 class Upkeep:
-    """Does the chores, one after the other, until told to stop.
+    """Does the chores until told to stop: the short ones one after the other, and beside them the long ones.
 
     What fails is told, counted and tried again. Only a database without our tables ends it, and a defect of ours: then
     `check` raises that.
     """
 
     def __init__(self, chores: Sequence[Chore], metrics: RecorderMetrics) -> None:
-        self._chores, self._metrics = chores, metrics
+        self._metrics = metrics
         self._ended_by: BaseException | None = None
         # A statement that waits at the moment of the stop ends by its own timeouts; nobody waits for that.
-        self._thread = threading.Thread(target=self._run, name="recorder-upkeep", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(some,), name=name, daemon=True)
+            for name, some in (
+                ("recorder-upkeep", [chore for chore in chores if not chore.long]),
+                ("recorder-upkeep-long", [chore for chore in chores if chore.long]),
+            )
+            if some
+        ]
 
     def start(self, stop: Event) -> None:
         """Begin. The first round comes at once."""
         self._stop = stop
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def check(self) -> None:
         """Raise what ended it, if anything did."""
@@ -79,18 +92,20 @@ class Upkeep:
             raise self._ended_by
 
     def join(self) -> None:
-        """Wait for its end after the stop, for STOP_S at most."""
-        self._thread.join(STOP_S)
-        if self._thread.is_alive():
+        """Wait for its end after the stop, for STOP_S at most in all."""
+        give_up = time.monotonic() + STOP_S
+        for thread in self._threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
             log.info("upkeep still waits for Postgres and is left behind; what it began is undone there")
 
-    def _run(self) -> None:
+    def _run(self, chores: Sequence[Chore]) -> None:
         try:
             while not self._stop.is_set():
-                for chore in self._chores:
+                for chore in chores:
                     if time.monotonic() >= chore.due and not self._stop.is_set():
                         self._do(chore)
-                self._stop.wait(min(chore.due for chore in self._chores) - time.monotonic())
+                self._stop.wait(min(chore.due for chore in chores) - time.monotonic())
         except BaseException as error:
             self._ended_by = error
 

@@ -55,7 +55,7 @@ class RecorderMetrics:
         self.registry = CollectorRegistry()
         self.status = RecorderStatus()
         self.backlog: Sequence[TierBacklog] = ()
-        self.upkeep_failing: Mapping[str, str] = {}
+        self.upkeep_failing: dict[str, str] = {}  # changed in place: chores have more than one thread
         self.upkeep_done_at = dict.fromkeys(CHORES, time.monotonic())
         ProcessCollector(registry=self.registry)
         self._records = Counter(
@@ -97,12 +97,12 @@ class RecorderMetrics:
     def upkeep_done(self, chore: str) -> None:
         """It was done just now."""
         self.upkeep_done_at[chore] = time.monotonic()
-        self.upkeep_failing = {name: why for name, why in self.upkeep_failing.items() if name != chore}
+        self.upkeep_failing.pop(chore, None)
 
     def upkeep_failed(self, chore: str, why: str) -> None:
         """It could not be done, and is tried again."""
         self._failures.labels(chore).inc()
-        self.upkeep_failing = {**self.upkeep_failing, chore: why}
+        self.upkeep_failing[chore] = why
 
 
 class _Now(Collector):

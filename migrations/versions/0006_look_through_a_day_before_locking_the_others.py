@@ -36,11 +36,13 @@ $$
 # That a day holds no live job is known once all of it was read, which may take a while. Meanwhile only writers of that
 # very day wait. The tables themselves are locked for the moment of the drop alone; everybody waits behind us while we
 # wait for the writers of the moment, so rather fail, and try in an hour. A late writer of the day may deadlock with us,
-# and is then either let in or tried again. One of two recorders finds that there is nothing left to do.
+# and is then either let in or tried again. Of two recorders one does it, and the other leaves it to that one without waiting.
 AFTER = (
     _HEAD
     + """
-    PERFORM pg_advisory_xact_lock(1885434485);
+    IF NOT pg_try_advisory_xact_lock(1885434485) THEN
+        RETURN false;
+    END IF;
     IF to_regclass('jobs_' || suffix) IS NULL THEN
         RETURN false;
     END IF;

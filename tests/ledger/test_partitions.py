@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from rows import attempt, job, named, outcome, query, rejection
 from waiting import eventually
 
-from headrace.ledger import Ledger, LedgerUnavailable, attempts, finish, lookup, partitions, record, reopen
+from headrace.ledger import (
+    Ledger,
+    LedgerUnavailable,
+    RowRefused,
+    attempts,
+    database,
+    finish,
+    lookup,
+    partitions,
+    record,
+    reopen,
+    retention,
+)
 from headrace.ledger.partitions import AHEAD, day_of, first_id, span, today, within
 from headrace.schemas import CancelBatch, named_key, uuid7
 
@@ -248,15 +260,71 @@ def test_of_two_recorders_that_drop_a_day_one_does(ledger: Ledger, old_id: UUID)
     assert [drop(partitions.drop, day), drop(partitions.drop, day)] == [True, False]
 
 
+def test_a_day_that_another_recorder_is_reading_is_left_to_it(
+    ledger: Ledger, old_id: UUID, database_url: str
+) -> None:
+    ledger.finish([outcome(job(id=old_id))])
+    with psycopg.connect(database_url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(1885434485)")
+        assert ledger.retire(timedelta(days=5)) == []
+    assert len(ledger.retire(timedelta(days=5))) == 1
+
+
 def test_a_day_may_be_read_through_for_longer_than_workers_may_hold_a_transaction(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allowed: list[str] = []
+    for name in ("BEGIN", "BEGIN_17"):  # with the same timeouts, but shorter
+        shorter = getattr(database, name).replace("= '60s'", "= '2s'")
+        assert shorter != getattr(database, name)
+        monkeypatch.setattr(database, name, shorter)
+    read: list[date] = []
 
     def retirable(cursor: Any, before: date) -> list[date]:
-        allowed.extend(cursor.execute("SHOW statement_timeout").fetchone())
+        cursor.execute("SELECT pg_sleep(3)")
+        read.append(before)
         return []
 
     monkeypatch.setattr(partitions, "retirable", retirable)
     ledger.retire(timedelta(days=5))
-    assert allowed == ["10min"]
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("failing", ["_retirable", "_forget_named", "_forget_rest"])
+def test_what_cannot_be_forgotten_keeps_nothing_else(
+    ledger: Ledger, old_id: UUID, database_url: str, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(cursor: Any, *rest: Any) -> Any:
+        raise psycopg.errors.CheckViolation
+
+    ledger.finish([outcome(job(id=old_id)), outcome(named("over"))])
+    ledger.reject([rejection()])
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE jobs SET finished_at = now() - interval '9 days'")
+        connection.execute("UPDATE rejections SET rejected_at = now() - interval '9 days'")
+    monkeypatch.setattr(retention, failing, fail)
+    with pytest.raises(RowRefused):
+        ledger.retire(timedelta(days=5))
+    left = """
+        SELECT to_regclass(%s) IS NOT NULL, (SELECT count(*) FROM jobs_named) > 0, (SELECT count(*) FROM rejections) > 0
+    """
+    with psycopg.connect(database_url) as connection:
+        kept = connection.execute(left, (f"jobs_{day_of(old_id):%Y%m%d}",)).fetchone()
+    assert kept == tuple(step == failing for step in ("_retirable", "_forget_named", "_forget_rest"))
+
+
+def test_counters_that_cannot_be_locked_are_not_tried_again_at_once(
+    ledger: Ledger, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def drain(cursor: Any) -> None:
+        tries.append(cursor)
+        retention.drain(cursor)
+
+    monkeypatch.setattr("headrace.ledger.ledger.drain", drain)
+    with psycopg.connect(database_url) as writer:
+        writer.execute("LOCK TABLE tier_counts IN ROW EXCLUSIVE MODE")
+        with pytest.raises(LedgerUnavailable):
+            ledger.drain()
+    assert len(tries) == 1
+    ledger.drain()

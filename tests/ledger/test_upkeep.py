@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from prometheus_client import generate_latest
 from waiting import eventually
 
-from headrace.ledger import Ledger, LedgerUnavailable, NotMigrated
+from headrace.ledger import Ledger, LedgerUnavailable, NotMigrated, TierBacklog
+from headrace.ledger import upkeep as upkeep_module
 from headrace.ledger.upkeep import Chore, Upkeep, chores
 from headrace.ledger.watch import CHORES, RecorderMetrics
 
@@ -47,17 +49,66 @@ def test_what_fails_is_told_and_comes_again_while_the_rest_is_done(error: Except
     assert metrics.upkeep_failing == {"retire": str(error)}
     upkeep.check()
     stop.set()
-    upkeep._thread.join(120)
-    assert not upkeep._thread.is_alive()
+    for thread in upkeep._threads:
+        thread.join(120)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("error", [NotMigrated("no tables"), ZeroDivisionError()])
 def test_what_no_time_mends_is_raised_by_check(error: Exception) -> None:
     upkeep = Upkeep([Chore("partitions", failing(1, error), 3600, 3600)], RecorderMetrics())
     upkeep.start(threading.Event())
-    upkeep._thread.join(120)
+    for thread in upkeep._threads:
+        thread.join(120)
     with pytest.raises(type(error)):
         upkeep.check()
+
+
+def test_the_backlog_is_told_while_an_old_day_is_read(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, let_go, told = threading.Event(), threading.Event(), threading.Event()
+
+    def retire(keep: timedelta) -> list[str]:
+        reading.set()
+        let_go.wait()
+        return []
+
+    def backlog() -> list[TierBacklog]:
+        if reading.is_set():
+            told.set()
+        return []
+
+    metrics, stop = RecorderMetrics(), threading.Event()
+    monkeypatch.setattr(ledger, "retire", retire)
+    monkeypatch.setattr(ledger, "backlog", backlog)
+    mine = chores(ledger, metrics, timedelta(days=90))
+    for chore in mine:
+        if chore.name == "backlog":
+            chore.every = 0.01
+    upkeep = Upkeep(mine, metrics)
+    upkeep.start(stop)
+    try:
+        assert told.wait(120)
+    finally:
+        stop.set()
+        let_go.set()
+        for thread in upkeep._threads:
+            thread.join(120)
+
+
+def test_a_stop_waits_for_all_chores_together_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing, waits = failing(0, ZeroDivisionError()), list[float]()
+    upkeep = Upkeep(
+        [Chore("backlog", nothing, 3600, 3600), Chore("retire", nothing, 3600, 3600, long=True)],
+        RecorderMetrics(),
+    )
+    clock = iter([100.0, 100.0, 103.0])  # at first, and before each of the two is waited for
+    monkeypatch.setattr(upkeep_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for thread in upkeep._threads:
+        monkeypatch.setattr(thread, "join", waits.append)
+    upkeep.join()
+    assert waits == [upkeep_module.STOP_S, upkeep_module.STOP_S - 3]
 
 
 def test_the_chores_of_a_recorder_are_those_it_has_metrics_of(ledger: Ledger) -> None:
