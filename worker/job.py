@@ -42,7 +42,8 @@ class Job:
 
     request is None for a job that could not be read in full; ``problem`` then says why. deliveries: the record, and
     any further record of the same id and content; all are released together. verdict: how it is to end instead of
-    being answered. unconfirmed: records of it that Kafka has not confirmed yet.
+    being answered. dead_letter: why its record is a dead letter too, by the outcome that it has.
+    unconfirmed: records of it that Kafka has not confirmed yet.
     """
 
     envelope: Envelope

@@ -21,7 +21,7 @@ from headrace.worker.held import Held
 from headrace.worker.job import Job, Rejection, Stage, reject
 from headrace.worker.metrics import Metrics
 from headrace.worker.publisher import Publisher
-from headrace.worker.results import FOR_PEOPLE, LargeBody, dead_letter_reason, outcome, result_record
+from headrace.worker.results import LargeBody, dead_letter_reason, for_people, outcome, result_record
 
 MOST_BYTES = 256 * 1024 * 1024  # of results that wait for the store, for Postgres or for Kafka
 
@@ -75,7 +75,6 @@ class Outcomes:
 
     def fail(self, job: Job, error: JobError) -> None:
         """No retry will help."""
-        job.dead_letter = error if error.code in FOR_PEOPLE else None
         self._end(job, self._unsuccessful(job, JobState.FAILED, error))
 
     def fail_by_defect(self, job: Job, doing: str, error: Exception) -> None:
@@ -106,8 +105,7 @@ class Outcomes:
         if stored.result is None:  # its day has been dropped from the table meanwhile
             self._held.forget(job)
             return
-        if stored.state is JobState.FAILED:
-            job.dead_letter = dead_letter_reason(stored.result)
+        job.dead_letter = dead_letter_reason(stored.result) if stored.state is JobState.FAILED else None
         self._publish(job, stored.result)
 
     # --- on their way -----------------------------------------------------------------------------------------------
@@ -167,6 +165,7 @@ class Outcomes:
     def _end(self, job: Job, result: JobResult) -> None:
         row, large = outcome(job, result, self._config.max_result_bytes, self._store)
         job.stage = Stage.ENDING  # from here on nothing else can happen to it
+        job.dead_letter = for_people(result.error)
         if job.dead_letter is not None:
             self._metrics.died(job.dead_letter.code)
         self.brake.note(dead=job.dead_letter is not None, now=time.monotonic())
@@ -205,9 +204,12 @@ class Outcomes:
             self._note_ended(job, row.state, row.error_code)
         elif id in finished.refused and id in finished.winners:
             self._note_ended(job, JobState.FAILED, ErrorCode.LEDGER_REJECTED)
-        body = row.body if id in finished.changed else finished.winners.get(id)
-        if body is not None:
-            self._publish(job, body)
+        if id in finished.changed:
+            self._publish(job, row.body)
+        elif (winner := finished.winners.get(id)) is not None:
+            # Not ours any more: replaying the letter of a job that was answered elsewhere would run it again.
+            job.dead_letter = dead_letter_reason(winner)
+            self._publish(job, winner)
         elif id in finished.refused:
             self.reject(job, ErrorCode.LEDGER_REJECTED, finished.refused[id])
         else:  # other content, or a later run: the table decides anew

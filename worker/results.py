@@ -96,6 +96,11 @@ def dead_letter_reason(body: bytes) -> JobError | None:
         UnreadableResult
     ):  # another version's: published as it is, and no reason to end the worker each time
         return None
+    return for_people(error)
+
+
+def for_people(error: JobError | None) -> JobError | None:
+    """The error, if it is one that makes a dead letter."""
     return error if error is not None and error.code in FOR_PEOPLE else None
 
 
