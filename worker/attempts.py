@@ -85,6 +85,7 @@ class Attempts:
             self._give_back_begun()
         else:
             self._running.reopen()
+        self._end_begun(now)
         if self._running.ready:
             self._drive_engine(now, wait)
         for returned, _ in self._returns.results():
@@ -142,11 +143,23 @@ class Attempts:
             else:  # somebody was quicker: the table knows more now
                 self._look_up(job)
 
+    def _end_begun(self, now: float) -> None:
+        """End what is cancelled or expired before the engine has it: a new engine may be minutes away, or never come."""
+        begun, self._begun = self._begun, []
+        for job in begun:
+            if job.verdict is None and job.expired(now):
+                job.verdict = JobState.EXPIRED
+            if job.verdict is None:
+                self._begun.append(job)
+            else:
+                self._leave(job)
+                self._outcomes.end_as(job, job.verdict)
+
     # --- in the engine ----------------------------------------------------------------------------------------------
 
     def _drive_engine(self, now: float, wait: float) -> None:
         try:
-            self._start(now)
+            self._start()
             if self._stopped:
                 stopped, self._stopped = self._stopped, []
                 self._running.abort(stopped)
@@ -158,17 +171,9 @@ class Attempts:
         for job, completion in ended:
             self._conclude(job, completion, now)
 
-    def _start(self, now: float) -> None:
+    def _start(self) -> None:
         begun, self._begun = self._begun, []
-        start = []
-        for job in begun:
-            if job.verdict is None and job.expired(now):
-                job.verdict = JobState.EXPIRED
-            if job.verdict is not None:
-                self._leave(job)
-                self._outcomes.end_as(job, job.verdict)
-            elif (request := self._request(job)) is not None:
-                start.append((job, request))
+        start = [(job, request) for job in begun if (request := self._request(job)) is not None]
         if start:
             self._running.start(start)
 

@@ -36,9 +36,8 @@ class SlowLedger:
 
 
 class IdleEngine:
-    ready = True
-
     def __init__(self) -> None:
+        self.ready = True
         self.started: list[Any] = []
 
     def start(self, jobs: Iterable[Any]) -> None:
@@ -53,11 +52,22 @@ class IdleEngine:
 
 
 @dataclass
+class Ends:
+    """Outcomes of which only the verdicts are of interest."""
+
+    verdicts: list[tuple[Job, JobState]] = field(default_factory=list)
+
+    def end_as(self, job: Job, state: JobState) -> None:
+        self.verdicts.append((job, state))
+
+
+@dataclass
 class Bench:
     """Attempts between a ledger and an engine that do as they are told, and where jobs went from there."""
 
     ledger: SlowLedger = field(default_factory=SlowLedger)
     engine: IdleEngine = field(default_factory=IdleEngine)
+    ends: Ends = field(default_factory=Ends)
     parked: list[Job] = field(default_factory=list)
     looked_up: list[Job] = field(default_factory=list)
 
@@ -66,7 +76,7 @@ class Bench:
             "w",
             cast(Running, self.engine),
             cast(Ledger, self.ledger),
-            cast(Any, None),
+            cast(Any, self.ends),
             Metrics(["bulk"], "m"),
             rank=lambda job: 0,
             release=lambda job: None,
@@ -116,3 +126,34 @@ def test_a_job_cancelled_while_its_attempt_is_being_ended_does_not_wait_for_its_
     job.verdict = JobState.CANCELLED
     bench.turn_until(lambda: not bench.attempts)
     assert (bench.looked_up, bench.parked) == ([job], [])
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.EXPIRED])
+def test_a_job_that_has_begun_waits_for_no_new_engine_to_be_cancelled_or_to_expire(
+    bench: Bench, job: Job, state: JobState
+) -> None:
+    bench.ledger.go_on.set()
+    bench.engine.ready = False
+    bench.attempts.begin([job])
+    bench.turn_until(lambda: job.attempt)
+    if state is JobState.CANCELLED:
+        job.verdict = state
+    else:
+        job.deadline_s = time.time()
+    bench.attempts.turn(time.time(), 0.0)
+    assert bench.ends.verdicts == [(job, state)]
+    bench.engine.ready = True
+    bench.attempts.turn(time.time(), 0.0)
+    assert (bench.engine.started, len(bench.attempts)) == ([], 0)
+
+
+def test_a_job_that_has_begun_without_an_engine_starts_once_there_is_one(bench: Bench, job: Job) -> None:
+    bench.ledger.go_on.set()
+    bench.engine.ready = False
+    bench.attempts.begin([job])
+    bench.turn_until(lambda: job.attempt)
+    bench.attempts.turn(time.time(), 0.0)
+    assert (bench.engine.started, len(bench.attempts)) == ([], 1)
+    bench.engine.ready = True
+    bench.attempts.turn(time.time(), 0.0)
+    assert [started for started, _ in bench.engine.started] == [job]

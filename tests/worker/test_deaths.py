@@ -2,12 +2,15 @@
 
 import signal
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from pipeline import Pipeline
 from standin import StandInEngine
 
+from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import CancelBatch, ErrorCode, topics
 
 
@@ -63,6 +66,50 @@ def test_while_another_engine_is_opened_cancels_and_deadlines_hold_and_offsets_a
     worker.close()
     assert line.rows() == {id: "succeeded", cancelled: "cancelled", expired: "expired"}
     assert opened == [2]
+
+
+def test_a_cancel_ends_a_job_whose_attempt_was_written_while_its_engine_died(
+    line: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning, opening, let_go = threading.Event(), threading.Event(), threading.Event()
+    begin, engines = Ledger.begin, iter([StandInEngine()])
+
+    def begin_late(ledger: Ledger, attempts: Sequence[AttemptRow]) -> Begun:
+        if any(row.job.batch_id == "b" for row in attempts):
+            beginning.set()
+            assert opening.wait(300)
+        return begin(ledger, attempts)
+
+    def make() -> StandInEngine:
+        if (first := next(engines, None)) is not None:
+            return first
+        opening.set()
+        assert let_go.wait(300)
+        return StandInEngine()
+
+    monkeypatch.setattr(Ledger, "begin", begin_late)
+    worker = line.start_worker(make)
+    try:
+        id = line.submit(f"until:{tmp_path / 'over'}")
+        line.flush()
+        line.wait_for(lambda: worker.engines and worker.engine.seen)
+        begun = line.submit("x", batch_id="b")
+        line.flush()
+        line.wait_for(beginning.is_set)
+        worker.engine.kill()
+        line.wait_for(lambda: line.states() == {"running": 2})
+        line.control(CancelBatch(batch_id="b"))
+        line.wait_for(lambda: line.rows()[begun] == "cancelled")
+        ended = line.query("SELECT ended_at IS NOT NULL, died FROM attempts WHERE id = %s", begun)
+        assert ended == [(True, False)]
+    finally:
+        (tmp_path / "over").touch()
+        opening.set()
+        let_go.set()
+    line.wait_terminal(2)
+    line.wait_for(lambda: line.lag() == 0)
+    worker.close()
+    assert line.rows() == {id: "succeeded", begun: "cancelled"}
 
 
 def test_a_worker_that_stops_while_another_engine_is_opened_closes_it_when_it_comes(
