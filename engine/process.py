@@ -31,7 +31,10 @@ class EngineProcess:
     def __init__(self, config: EngineConfig) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, child_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(config, child_end), name="headrace-engine")
+        # daemon: a parent that ends, while the model is still loaded say, ends the child and does not wait for it.
+        self._process = context.Process(
+            target=_serve, args=(config, child_end), name="headrace-engine", daemon=True
+        )
         self._process.start()
         child_end.close()
         self._running: set[str] = set()

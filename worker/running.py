@@ -1,9 +1,10 @@
 """The jobs that run and the engine they run in: called from one thread, replaced when it dies."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import PurePath
 
 from headrace.engine.errors import EngineDead, EngineError
@@ -27,7 +28,6 @@ class Running:
     def __init__(self, open_engine: Callable[[], TextEngine]) -> None:
         self._open_engine = open_engine
         self._engine: TextEngine | None = open_engine()
-        self._opener = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-opener")
         self._opening: Future[TextEngine] | None = None
         self._jobs: dict[str, Job] = {}
         self._deaths_in_a_row = 0
@@ -97,7 +97,7 @@ class Running:
             return
         if self._opening is None:
             if time.monotonic() >= self._open_at:
-                self._opening = self._opener.submit(self._open_engine)
+                self._opening = _open_apart(self._open_engine)
             return
         if not self._opening.done():
             return
@@ -110,9 +110,11 @@ class Running:
             self._open_later()
 
     def close(self) -> None:
-        """Close the engine, dead or not, and one that is being opened as soon as it is there. Idempotent."""
+        """Close the engine, dead or not, and one that is being opened as soon as it is there. Idempotent.
+
+        Nothing waits for the latter: if the Python process ends first, it takes the engine's process with it.
+        """
         self._close_engine()
-        self._opener.shutdown(wait=False)
         if self._opening is not None:
             self._opening.add_done_callback(_close_unwanted)
             self._opening = None
@@ -130,6 +132,22 @@ class Running:
         if self._engine is None:
             raise EngineDead("there is no engine")
         return self._engine
+
+
+def _open_apart(open_engine: Callable[[], TextEngine]) -> "Future[TextEngine]":
+    """Open an engine on a daemon thread. An executor's would hold up the end of the process, for ever if opening hangs."""
+    opening: Future[TextEngine] = Future()
+
+    def run() -> None:
+        try:
+            engine = open_engine()
+        except BaseException as error:  # to be raised where the engine is taken
+            opening.set_exception(error)
+        else:
+            opening.set_result(engine)
+
+    threading.Thread(target=run, name="engine-opener", daemon=True).start()
+    return opening
 
 
 def _close(engine: TextEngine) -> None:
