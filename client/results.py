@@ -142,7 +142,7 @@ class Follower:
         if (control.tenant, control.batch_id) != (self._tenant, self._batch_id):
             return
         if isinstance(control, BatchClosed):
-            self._expected = control.expected
+            self._expected = max(self._expected or 0, control.expected)  # a file that grew was sent again
         elif self._opened_ms is None:
             self._opened_ms = message.timestamp()[1]
 

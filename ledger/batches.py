@@ -19,7 +19,7 @@ _NAME = """
 INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING
 """
 
-# The first message of a kind says it: a repeat changes nothing.
+# The first message says it: a repeat changes nothing.
 _OPEN = """
 UPDATE batches SET opened_at = coalesce(said.opened_at, now()), expires_at = said.expires_at,
     input_ref = said.input_ref, metadata = said.metadata
@@ -28,10 +28,12 @@ FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[], %s::te
 WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batches.opened_at IS NULL
 """
 
+# The largest count holds, in whatever order they come: a file that has grown is sent again under its idempotency key.
 _CLOSE = """
 UPDATE batches SET expected = said.expected, closed_at = coalesce(said.closed_at, now())
 FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::timestamptz[]) AS said (tenant, batch_id, expected, closed_at)
-WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batches.closed_at IS NULL
+WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id
+    AND (batches.closed_at IS NULL OR batches.expected < said.expected)
 """
 
 _CANCEL = """
@@ -49,7 +51,8 @@ IS_CANCELLED = """
 def apply(cursor: Rows, messages: Sequence[ControlMessage]) -> None:
     """Take note of the messages."""
     opened = _each_once(m for m in messages if isinstance(m, BatchOpened))
-    closed = _each_once(m for m in messages if isinstance(m, BatchClosed))
+    closings = [m for m in messages if isinstance(m, BatchClosed)]
+    closed = _each_once(sorted(closings, key=lambda m: m.expected, reverse=True))
     cancels = sorted({_target(m) for m in messages if isinstance(m, CancelJob | CancelBatch)})
     if opened or closed:
         cursor.execute(_NAME, columns(sorted({key for key, _ in (*opened, *closed)})))

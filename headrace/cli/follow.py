@@ -30,8 +30,8 @@ def follow(
 ) -> "BatchProgress | None":
     """Return the batch once it is complete, or as it is when ``stop`` is set.
 
-    expected: how many records the batch has, where its control message may not have been read yet. meanwhile is
-    called at each look, and may raise.
+    expected: how many records the batch has at least, where its control message may not have been read yet. meanwhile
+    is called at each look, and may raise.
     """
     pace = Pace(expected)
     with _view(batch_id, quiet) as show:
@@ -40,8 +40,13 @@ def follow(
             batch = ledger.batch(tenant, batch_id)
             if batch is not None:
                 show(pace.look(time.monotonic(), batch))
-            if (batch is not None and batch.complete) or stop.wait(POLL_S):
+            if _over(batch, expected) or stop.wait(POLL_S):
                 return batch
+
+
+def _over(batch: "BatchProgress | None", expected: int | None) -> bool:
+    """Whether the batch is complete, and not just as it was before a file that has grown was sent again."""
+    return batch is not None and batch.complete and (batch.expected or 0) >= (expected or 0)
 
 
 def sentence(glance: Glance) -> str:

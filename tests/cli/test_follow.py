@@ -48,6 +48,26 @@ def test_without_a_terminal_it_prints_plain_lines(capsys: pytest.CaptureFixture[
     assert "\x1b" not in err
 
 
+class Stale(Growing):
+    """A ledger that takes three looks to learn that a batch complete with one record was sent again with eight."""
+
+    def batch(self, tenant: str, batch_id: str) -> BatchProgress | None:
+        self.looks += 1
+        grown = self.looks > 3
+        done = 8 if grown else 1
+        return BatchProgress(
+            tenant=tenant, batch_id=batch_id, state=BatchState.COMPLETE, expected=done, submitted=done, queued=0,
+            running=0, succeeded=done, failed=0, cancelled=0, expired=0, rejected=0, prompt_tokens=0, cached_tokens=0,
+            completion_tokens=0, opened_at=None, closed_at=None,
+        )  # fmt: skip
+
+
+def test_a_batch_that_was_complete_before_more_was_sent_is_waited_for() -> None:
+    batch = follow(Stale(), "default", "b", Event(), expected=8, quiet=True)  # type: ignore[arg-type]
+    assert batch is not None
+    assert batch.succeeded == 8
+
+
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     follow(Growing(), "default", "b", Event(), quiet=True)  # type: ignore[arg-type]
     assert capsys.readouterr() == ("", "")

@@ -290,6 +290,20 @@ def test_following_a_batch_that_is_still_filled_waits_for_its_end(installation: 
         assert [result.id for result in following] == submission.ids[1:]
 
 
+def test_following_a_batch_that_was_sent_again_waits_for_the_largest_number(
+    installation: Installation,
+) -> None:
+    with installation.client() as client:
+        grown = client.submit([{"prompt": "a"}, {"prompt": "b"}], idempotency_key="k")
+        shrunk = client.submit([{"prompt": "a"}], idempotency_key="k")
+        assert shrunk.ids == grown.ids[:1]
+        installation.finish(grown, grown.ids[:1])
+        following = client.follow_results(shrunk)
+        assert next(following).id == grown.ids[0]
+        installation.finish(grown, grown.ids[1:])
+        assert [result.id for result in following] == grown.ids[1:]
+
+
 def test_following_gives_up_after_idle_time(installation: Installation) -> None:
     with installation.client() as client:
         submission = client.submit([{"prompt": "a"}])

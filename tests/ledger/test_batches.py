@@ -69,9 +69,47 @@ def test_messages_and_jobs_may_come_in_any_order(ledger: Ledger, order: tuple[in
 def test_repeated_messages_change_nothing(ledger: Ledger) -> None:
     ledger.apply_control([OPENED, CLOSED])
     before = ledger.batch("acme", "b1")
-    other = BatchClosed(tenant="acme", batch_id="b1", expected=9, closed_at=datetime.now(UTC))
+    other = BatchClosed(tenant="acme", batch_id="b1", expected=2, closed_at=datetime.now(UTC))
     ledger.apply_control([OPENED, CLOSED, OPENED, other])
     assert ledger.batch("acme", "b1") == before
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+@pytest.mark.parametrize("together", [True, False])
+def test_of_several_counts_the_largest_holds_in_any_order(
+    ledger: Ledger, order: tuple[int, ...], together: bool
+) -> None:
+    counts = [BatchClosed(tenant="acme", batch_id="b1", expected=expected) for expected in (1, 3, 2)]
+    said = [counts[number] for number in order]
+    for messages in [said] if together else [[message] for message in said]:
+        ledger.apply_control(messages)
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert batch.expected == 3
+
+
+def test_a_batch_that_grew_is_complete_when_all_of_it_has_ended(ledger: Ledger) -> None:
+    first, *more = jobs(4)
+    ledger.finish([outcome(first)])
+    ledger.apply_control([BatchClosed(tenant="acme", batch_id="b1", expected=1)])
+    assert batch_state(ledger) is BatchState.COMPLETE
+    ledger.record(more)  # before the word that there are more
+    assert batch_state(ledger) is BatchState.CLOSED
+    ledger.apply_control([BatchClosed(tenant="acme", batch_id="b1", expected=4)])
+    ledger.finish([outcome(row) for row in more[:2]])
+    assert batch_state(ledger) is BatchState.CLOSED
+    ledger.finish([outcome(more[2])])
+    assert batch_state(ledger) is BatchState.COMPLETE
+
+
+def test_a_batch_sent_twice_is_complete_when_both_have_ended(ledger: Ledger) -> None:
+    rows = jobs(6)
+    ledger.record(rows)
+    ledger.apply_control([CLOSED, CLOSED])
+    ledger.finish([outcome(row) for row in rows[:5]])
+    assert batch_state(ledger) is BatchState.CLOSED
+    ledger.finish([outcome(rows[5])])
+    assert batch_state(ledger) is BatchState.COMPLETE
 
 
 def test_a_cancelled_batch_shows_until_its_jobs_have_ended(ledger: Ledger) -> None:

@@ -1,0 +1,47 @@
+"""Let a batch wait for jobs beyond its count: a file that has grown and is sent again under its idempotency key.
+
+Revision: 0007 (after 0006)
+"""
+
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+# Who has more jobs than the producer has said so far is complete only when all of them have ended.
+_ALL_ENDED = "AND (c.submitted <= b.expected OR c.submitted = c.terminal)"
+
+_BATCH_PROGRESS = """
+SELECT b.tenant, b.batch_id,
+       CASE WHEN b.closed_at IS NOT NULL AND c.terminal + c.rejected >= b.expected
+                 {all_ended} THEN 'complete'
+            WHEN EXISTS (SELECT FROM cancels x
+                         WHERE x.tenant = b.tenant AND x.kind = 'batch' AND x.target = b.batch_id) THEN 'cancelling'
+            WHEN b.closed_at IS NOT NULL THEN 'closed'
+            ELSE 'open' END AS state,
+       b.expected, c.submitted, c.submitted - c.running - c.terminal AS queued, c.running,
+       c.succeeded, c.failed, c.cancelled, c.expired, c.rejected,
+       c.prompt_tokens, c.cached_tokens, c.completion_tokens,
+       b.opened_at, b.closed_at
+FROM batches b CROSS JOIN LATERAL (
+    SELECT coalesce(sum(submitted), 0)::bigint AS submitted, coalesce(sum(running), 0)::bigint AS running,
+           coalesce(sum(succeeded), 0)::bigint AS succeeded, coalesce(sum(failed), 0)::bigint AS failed,
+           coalesce(sum(cancelled), 0)::bigint AS cancelled, coalesce(sum(expired), 0)::bigint AS expired,
+           coalesce(sum(succeeded + failed + cancelled + expired), 0)::bigint AS terminal,
+           coalesce(sum(rejected), 0)::bigint AS rejected,
+           coalesce(sum(prompt_tokens), 0)::bigint AS prompt_tokens,
+           coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens,
+           coalesce(sum(completion_tokens), 0)::bigint AS completion_tokens
+    FROM batch_counts WHERE tenant = b.tenant AND batch_id = b.batch_id
+) c
+"""
+
+
+def upgrade() -> None:
+    op.execute(f"CREATE OR REPLACE VIEW batch_progress AS {_BATCH_PROGRESS.format(all_ended=_ALL_ENDED)}")
+
+
+def downgrade() -> None:
+    op.execute(f"CREATE OR REPLACE VIEW batch_progress AS {_BATCH_PROGRESS.format(all_ended='')}")
