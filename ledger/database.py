@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import Cursor
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine
-from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool
@@ -52,6 +52,8 @@ ARGUMENTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
+# For SQLAlchemy, whose own reading of addresses knows one host alone: libpq reads them instead.
+DIALECT = "postgresql+psycopg://"
 # Seconds after which a connection is made anew. Its temporary table keeps the age that it was made at and autovacuum
 # leaves it alone: in a session of weeks it would hold up the whole cluster's freezing.
 RECYCLE_S = 3600
@@ -62,32 +64,52 @@ _TRANSIENT = ("08", "40001", "40P01", "53", "55P03", "57014", "57P0", "58030", "
 _REFUSED = ("22", "23", "54")
 
 
-def parse_url(url: str) -> URL:
-    """`url`, any form of `postgres://` that libpq takes, for SQLAlchemy. Raises NotPostgres, ArgumentError."""
-    given = make_url(url)
-    if (kind := given.drivername.partition("+")[0]) not in ("postgresql", "postgres"):
+def parse_url(url: str) -> dict[str, Any]:
+    """What libpq reads in `url`, as arguments for psycopg.connect: `host` may be several, comma separated.
+
+    A driver's name, as in `postgresql+psycopg://`, is left out. Raises NotPostgres, which never quotes the password.
+    """
+    scheme, is_url, rest = url.partition("://")
+    kind = scheme.partition("+")[0]
+    if not is_url:
+        raise NotPostgres("It is no address of a database.")
+    if kind not in ("postgresql", "postgres"):
         raise NotPostgres(f"The job table is in Postgres, and this is an address of {kind}.")
-    return given.set(drivername="postgresql+psycopg")
+    try:
+        given = conninfo_to_dict(f"{kind}://{rest}")
+    except psycopg.ProgrammingError as error:
+        # Of all that libpq says here, this alone cannot quote the password.
+        why = str(error).strip() if "query parameter" in str(error) else "libpq cannot read it"
+        raise NotPostgres(f"{why[0].upper()}{why[1:]}.") from None
+    hosts, ports = (str(given.get(name) or "").split(",") for name in ("host", "port"))
+    if any("@" in host for host in hosts):
+        raise NotPostgres("Write @ in a user's name or a password as %40.")
+    if not all(port.isdecimal() and 0 < int(port) < 65_536 for port in ports if port):
+        raise NotPostgres("A port is no number from 1 to 65535.")
+    if len(ports) not in (1, len(hosts)):
+        raise NotPostgres(
+            f"There are {len(hosts)} hosts and {len(ports)} ports: give each its own, or one for all."
+        )
+    return given
 
 
 def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
     """A pool for `url`. Connects lazily. Raises as `parse_url`."""
-    target = parse_url(url)
     return create_engine(
-        target,
+        DIALECT,
+        creator=_connector({**ARGUMENTS, **parse_url(url)}),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=pool_timeout,
         pool_pre_ping=True,
         pool_recycle=RECYCLE_S,
-        connect_args={name: value for name, value in ARGUMENTS.items() if name not in target.query},
     )
 
 
 @contextmanager
 def connect(url: str) -> Iterator[Connection]:
     """One connection outside any pool, for migrations. SQLAlchemy's errors leave it as ours."""
-    own = create_engine(engine(url).url, poolclass=NullPool)
+    own = create_engine(DIALECT, creator=_connector(parse_url(url)), poolclass=NullPool)
     try:
         with own.connect() as connection:
             yield connection
@@ -191,6 +213,10 @@ def translate(error: Exception) -> Exception:
     if state in ("42P01", "42703", "42883"):
         return NotMigrated(f"{cause}; run `headrace migrate`")
     return error
+
+
+def _connector(arguments: Mapping[str, Any]) -> Callable[[], psycopg.Connection]:
+    return lambda: psycopg.connect(**arguments)
 
 
 def _backoff() -> Iterator[float]:

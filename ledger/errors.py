@@ -14,7 +14,7 @@ class NotMigrated(LedgerError):
 
 
 class NotPostgres(LedgerError):
-    """The address is that of another kind of database."""
+    """The address is that of another kind of database, or of none."""
 
 
 class NotPermitted(LedgerError):

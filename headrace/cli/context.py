@@ -54,7 +54,7 @@ def bootstrap_servers(settings: "Settings") -> str:
 def database_url(settings: "Settings") -> str:
     """The database's address: the environment's, else that of a local stack that runs.
 
-    Raises Failure, and NotPostgres or ArgumentError for what is no address of Postgres.
+    Raises Failure, and NotPostgres for what is no address of Postgres.
     """
     from headrace.ledger.database import parse_url
 

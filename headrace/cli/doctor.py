@@ -14,6 +14,8 @@ from headrace.cli.output import Json, console, emit
 from headrace.cli.topics import describe_topics
 
 if TYPE_CHECKING:
+    from psycopg import Connection
+
     from headrace.settings import Settings
 
 PANEL = "Set up"
@@ -71,10 +73,16 @@ def _topics(settings: "Settings") -> Finding:
     return Finding("topics", True, "all there")
 
 
-def _database(settings: "Settings") -> Finding:
+def _connect(settings: "Settings") -> "Connection":
     import psycopg
 
-    with psycopg.connect(context.database_url(settings), connect_timeout=5) as connection:
+    from headrace.ledger.database import parse_url
+
+    return psycopg.connect(**{**parse_url(context.database_url(settings)), "connect_timeout": 5})
+
+
+def _database(settings: "Settings") -> Finding:
+    with _connect(settings) as connection:
         version = connection.info.server_version
         told = connection.info.backend_pid  # a pooler makes up what it tells of itself
         pooled = connection.execute("SELECT pg_backend_pid()").fetchone() != (told,)
@@ -108,9 +116,7 @@ def _results(settings: "Settings") -> Finding:
 
 
 def _workers(settings: "Settings") -> Finding:
-    import psycopg
-
-    with psycopg.connect(context.database_url(settings), connect_timeout=5) as connection:
+    with _connect(settings) as connection:
         if connection.execute("SELECT to_regclass('workers')").fetchone() == (None,):
             return Finding("workers", None, "unknown before `headrace migrate`")
         rows = connection.execute("SELECT model FROM workers WHERE alive_until > now()").fetchall()

@@ -63,7 +63,6 @@ RULES = {
     "sqlalchemy.exc.OperationalError": Rule(
         Exit.UNAVAILABLE, _DATABASE, "The database cannot be reached: {error}"
     ),
-    "sqlalchemy.exc.ArgumentError": Rule(Exit.USAGE, _POSTGRES_URL, "DATABASE_URL is no database URL."),
     "cimpl.KafkaException": Rule(Exit.UNAVAILABLE, _BROKER, "Kafka refused: {error}"),
     "headrace.client.errors.DeliveryFailed": Rule(Exit.UNAVAILABLE, _BROKER),
     "headrace.client.errors.BrokerUnreachable": Rule(Exit.UNAVAILABLE, _BROKER),

@@ -102,7 +102,20 @@ def test_an_option_that_no_database_knows_is_a_usage_error(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize("url", ["mysql://me:secret@127.0.0.1:1/x", "sqlite:///x.db", "me:secret@nowhere"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:secret@127.0.0.1:1/x",
+        "sqlite:///x.db",
+        "me:secret@nowhere",
+        "postgresql://me:secret@127.0.0.1:port/x",
+        "postgresql://me:secret@127.0.0.1:99999/x",
+        "postgresql://me:secret@a:1,b:2,c/x?port=1,2",
+        "postgresql://me:secret@[::1/x",
+        "postgresql://me:%secret@127.0.0.1:1/x",
+        "postgresql://me:top@secret@127.0.0.1:1/x",
+    ],
+)
 @pytest.mark.parametrize("command", ["migrate", "migrate --check", "status b", "recorder", "doctor"])
 def test_what_is_no_address_of_postgres_is_refused_and_not_quoted(
     command: str, url: str, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +123,7 @@ def test_what_is_no_address_of_postgres_is_refused_and_not_quoted(
     monkeypatch.setenv("DATABASE_URL", url)
     result = run(*command.split())
     assert result.exit_code == (Exit.NOT_READY if command == "doctor" else Exit.USAGE)
+    assert "DATABASE_URL" in result.output
     assert "postgresql://" in result.output
     assert "secret" not in result.output
 
@@ -141,8 +155,14 @@ def test_a_file_without_jobs_is_refused_before_anything_starts(command: list[str
 
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("command", ["migrate", "migrate --check", "status b"])
-def test_a_database_that_is_away_is_unavailable(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:secret@127.0.0.1:{CLOSED_PORT}/x?connect_timeout=1")
+@pytest.mark.parametrize(
+    "hosts", [f"127.0.0.1:{CLOSED_PORT}", f"127.0.0.1:{CLOSED_PORT},localhost:{CLOSED_PORT}"]
+)
+def test_a_database_that_is_away_is_unavailable(
+    command: str, hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "connect_timeout=1&target_session_attrs=read-write"
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:secret@{hosts}/x?{options}")
     result = run(*command.split())
     assert result.exit_code == Exit.UNAVAILABLE
     assert "DATABASE_URL" in result.output

@@ -5,13 +5,15 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 import postgres
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from rows import attempt, job, jobs, outcome, query
 
-from headrace.ledger import Ledger, LedgerUnavailable, database
+from headrace.ledger import Ledger, LedgerUnavailable, check, database
 from headrace.schemas import JobState
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'headrace'"
@@ -240,6 +242,17 @@ def test_transactions_are_read_committed_whatever_the_databases_default(database
             lambda cursor: cursor.execute("SHOW transaction_isolation").fetchone()
         )
     assert isolation == ("read committed",)
+
+
+def test_of_several_hosts_the_one_that_can_be_written_is_found(database_url: str) -> None:
+    named = conninfo_to_dict(database_url)
+    host, port = named["host"], named.get("port") or 5432
+    hosts = f"host=127.0.0.1,{host}&port=1,{port}&target_session_attrs=read-write"
+    password = f":{quote(str(named['password']))}" if named.get("password") else ""
+    several = f"postgresql+psycopg://{named['user']}{password}@/{named['dbname']}?{hosts}"
+    assert check(several) == []
+    with Ledger(several) as ledger:
+        assert ledger.batch("acme", "none") is None
 
 
 def test_a_server_that_vanished_is_given_up_as_soon_as_the_address_says(database_url: str) -> None:
