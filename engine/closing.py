@@ -1,12 +1,13 @@
 """A short way to complete an answer from where it stands: what an answer takes when its room runs out.
 
 The shortest of all ways would need a search; this is one walk. What the grammar forces is followed. Where it leaves a choice,
-JSON is closed (`}`, `]`, `"`) or given a short value (`0`), and in any other text the walk guesses, by turns, the longest token
-that is allowed and one that begins with a sign it has not used yet. Out of a thought leads its end. Found ways are right, since
-the matcher has accepted each token; they may be longer than need be, and for texts whose end is hidden from this walk none is
-found.
+JSON is closed (`}`, `]`, `"`) or given a short value (`0`, `true`, `null`), and in any other text the walk guesses, by turns, the
+longest token that is allowed and one that begins with a sign it has not used yet. Out of a thought leads its end. Found ways
+are right, since the matcher has accepted each token; they may be longer than need be, and for texts whose end is hidden from
+this walk none is found. So that no answer was found in some room is no proof that none fits: ``fewest`` has proof.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,12 @@ import numpy as np
 
 _SIGNS = b"@-.:/, _\n;=()[]{}<>|+*&%$#!?~^'`\"\\"
 """What may part a text, the likeliest first."""
+
+_FORESEEN = 1024
+"""Bytes of a forced text that its tokens are counted in."""
+
+_MARK = b"\xff"
+"""In llguidance's texts, what a special token's name stands behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,7 @@ class Closing:
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.ids = {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
+        self._sorted = sorted(self.ids)
         self.lengths = np.array([len(piece) for piece in pieces])
         self.longest = int(self.lengths.max())
         self.chars = [sum(byte & 0xC0 != 0x80 for byte in piece) for piece in pieces]
@@ -57,21 +65,49 @@ class Closing:
         may hold the same text.
         """
         for thought in ((), *thoughts):
+            if len(thought) > room:
+                continue
             begun = matcher.deep_copy()
             if not thought or begun.try_consume_tokens(list(thought)) == len(thought):
-                rest = _Walk(self, begun, patience).to_the_end(room - len(thought))
+                walk = _Walk(self, begun, patience, behind_thoughts=bool(thoughts))
+                rest = walk.to_the_end(room - len(thought))
                 if rest is not None:
                     return [*thought, *rest]
         return None
 
+    def fewest(self, matcher: Any) -> int:
+        """Tokens that every answer takes at least from where the matcher stands: those of the text that must come next.
+
+        The last of them may say more than that text.
+        """
+        text = matcher.compute_ff_bytes()[:_FORESEEN].partition(_MARK)[0]
+        best = list(range(len(text) + 1))  # tokens of so many of its bytes: at most one for each
+        ends = []  # tokens of all of it and more
+        for start in range(len(text)):
+            for end in range(start + 2, min(start + self.longest, len(text)) + 1):
+                if text[start:end] in self.ids:
+                    best[end] = min(best[end], best[start] + 1)
+            best[start + 1] = min(best[start + 1], best[start] + 1)
+            if self._begins_a_token(text[start:]):
+                ends.append(best[start] + 1)
+        return min([best[-1], *ends])
+
+    def _begins_a_token(self, text: bytes) -> bool:
+        place = bisect_left(self._sorted, text)
+        return place < len(self._sorted) and self._sorted[place].startswith(text)
+
 
 class _Walk:
-    """One walk, with a matcher of its own: meeting a limit spoils it."""
+    """One walk, with a matcher of its own: meeting a limit spoils it.
 
-    def __init__(self, closing: Closing, matcher: Any, patience: Patience) -> None:
+    behind_thoughts: a thought may stand before the answer, so that nothing forces an object's beginning.
+    """
+
+    def __init__(self, closing: Closing, matcher: Any, patience: Patience, *, behind_thoughts: bool) -> None:
         self._closing = closing
         self._matcher = matcher
         self._patience = patience
+        self._behind_thoughts = behind_thoughts
         self._chosen = 0
         self._filled = 0  # characters
         self._quotes = 0  # in a row
@@ -113,10 +149,10 @@ class _Walk:
             wanted = [quote if self._quotes <= 2 else None]
         else:
             wanted = [brace, bracket, quote, zero if self._last != zero else None]
-            if self._last is None:  # where an answer may begin with a thought instead
-                wanted.append(opening)
             if not self._allows(self._closing.ids.get(b"q")):  # else letters are text, too
                 wanted += map(self._closing.ids.get, (b"true", b"t", b"null", b"n"))
+            if self._behind_thoughts and self._last is None:
+                wanted.append(opening)  # behind the words, since an object may be the longer answer
         return next(([token] for token in wanted if token is not None and self._allows(token)), [])
 
     def _filling(self) -> list[int]:

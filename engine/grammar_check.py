@@ -12,11 +12,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from math import inf
-from typing import Any
 
 from headrace.engine.grammar import Grammar, GrammarKind
 from headrace.engine.schema_size import least_chars
@@ -27,7 +24,6 @@ WAITS = 4
 
 ENDLESS = "no answer of this form has an end: its JSON schema needs itself again and again"
 _TOKEN = re.compile(r"<\[\d+\]>")
-_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
 class GrammarTooComplex(Exception):
@@ -63,7 +59,8 @@ class GrammarChecker:
         problem, least = json.loads(answer)
         if problem is not None:
             raise BadGrammar(problem)
-        return int(least)
+        assert isinstance(least, int)
+        return least
 
     def close(self) -> None:
         """End the child."""
@@ -101,14 +98,16 @@ def _of_bytes(grammar: Grammar) -> Grammar:
     return replace(grammar, source=source, before=_TOKEN.sub("<[0]>", grammar.before))
 
 
-def _schemas(grammar: Grammar) -> Iterator[Any]:
-    """The JSON schemas in a grammar."""
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        yield json.loads(grammar.source)
-    elif grammar.kind is GrammarKind.LARK:
-        for found in _EMBEDDED.finditer(grammar.source):
-            with suppress(ValueError):  # the word stands in a text
-                yield json.JSONDecoder().raw_decode(grammar.source, found.end())[0]
+def _least_chars(grammar: Grammar) -> int:
+    """Characters that every answer has at least, as far as a JSON schema says it. Raises BadGrammar where none has an end."""
+    from headrace.engine.guidance import BadGrammar
+
+    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return 0  # a schema inside a grammar may be one of several alternatives
+    least = least_chars(json.loads(grammar.source))
+    if least == inf:
+        raise BadGrammar(ENDLESS)
+    return int(least)
 
 
 def _serve(limit_s: float) -> None:
@@ -125,15 +124,12 @@ def _serve(limit_s: float) -> None:
     for line in sys.stdin.buffer:
         fields = json.loads(line)
         grammar = Grammar(**fields | {"kind": GrammarKind(fields["kind"])})
-        problem, least = None, 0.0
+        problem, least = None, 0
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         signal.setitimer(signal.ITIMER_REAL, WAITS * limit_s)
         try:
             compile_matcher(tokenizer, _of_bytes(grammar))
-            sizes = [least_chars(schema) for schema in _schemas(grammar)]
-            if inf in sizes:
-                raise BadGrammar(ENDLESS)
-            least = sizes[0] if grammar.kind is GrammarKind.JSON_SCHEMA else 0
+            least = _least_chars(grammar)
         except BadGrammar as bad:
             problem = str(bad)
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -40,19 +40,13 @@ class Vocabulary:
 class CompiledGrammar:
     """matcher: at the beginning; guides get copies. way: a short answer, in tokens, None if none was found.
 
-    least: tokens that there must be room for: the short answer's, else what any answer has at least.
+    least: tokens that every answer has at least. A limit is refused for this alone: an answer shorter than ``way`` may exist.
     """
 
     matcher: Any
     closing: Closing
     way: list[int] | None
     least: int
-
-    def says_least(self) -> str:
-        """How many tokens an answer takes, in words."""
-        if self.way is None:
-            return f"any answer of this form has at least {self.least:,}"
-        return f"a short answer of this form has {self.least:,}"
 
 
 class Grammars:
@@ -116,9 +110,11 @@ class Grammars:
         compiled = future.result()
         room = seq.limit - seq.prompt_len
         if compiled.least > room:
-            problem = f"leave room for {room:,} tokens, but {compiled.says_least()}"
             return InvalidRequest(
-                f"max_tokens, and the context, {problem}", param="max_tokens", code="invalid_value"
+                f"max_tokens, and the context, leave room for {room:,} tokens, but any answer of this form has at least"
+                f" {compiled.least:,}",
+                param="max_tokens",
+                code="invalid_value",
             )
         seq.guide = Guide(
             compiled.matcher.deep_copy(),
@@ -129,7 +125,8 @@ class Grammars:
             end_tokens=self._info.eos_ids,
             thoughts=grammar.thoughts,
         )
-        seq.guide.start(compiled.way)
+        if compiled.way is not None and len(compiled.way) <= room:
+            seq.guide.start(compiled.way)
         return None
 
     def _compiled(self, grammar: Grammar) -> "Future[CompiledGrammar]":
@@ -155,7 +152,7 @@ class Grammars:
         least_chars = self._checker().check(grammar)
         matcher = compile_matcher(vocabulary.tokenizer, grammar)
         way = closing.way(matcher, LONGEST_WAY, Patience(LONGEST_WAY, filling=least_chars), grammar.thoughts)
-        least = -(-least_chars // closing.longest) if way is None else len(way)
+        least = max(-(-least_chars // closing.longest), closing.fewest(matcher))
         return CompiledGrammar(matcher, closing, way, least)
 
     def _checker(self) -> GrammarChecker:

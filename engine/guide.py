@@ -71,10 +71,9 @@ class Guide:
         self._safe: _Safe | None = None
         self._look_at = length + (limit - length) // 4
 
-    def start(self, way: list[int] | None) -> None:
-        """Begin, at the end of the prompt. way: a way to complete the answer from there, None if none is known."""
-        if way is not None:
-            self._stand(way)
+    def start(self, way: list[int]) -> None:
+        """Begin where a way to complete the answer is known from the prompt's end."""
+        self._stand(way)
 
     def wants(self, position: int) -> bool:
         """Whether the token sampled at this position is the answer's next one, and not overshoot."""

@@ -307,11 +307,29 @@ def test_a_schema_that_needs_itself_again_and_again_is_refused_in_words(guided: 
         "properties": {"id": {"type": "string"}, "a": {"$ref": "#"}},
         "required": ["id", "a"],
     }
-    forms = [Grammar.json_schema(endless), Grammar.lark("start: %json " + json.dumps(endless))]
-    for done in guided.run([guided.ask(form) for form in forms]):
-        assert done.error is not None
-        assert (done.error.code, done.error.param) == ("invalid_grammar", "grammar")
-        assert done.error.message.startswith("grammar cannot be compiled: no answer of this form has an end")
+    (done,) = guided.run([guided.ask(Grammar.json_schema(endless))])
+    assert done.error is not None
+    assert (done.error.code, done.error.param) == ("invalid_grammar", "grammar")
+    assert done.error.message.startswith("grammar cannot be compiled: no answer of this form has an end")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'start: "none" | object\nobject: %json SCHEMA',
+        'start: "none"\nobject: %json SCHEMA',
+        '// not %json SCHEMA\nstart: "none"',
+    ],
+    ids=["alternative", "unused", "comment"],
+)
+def test_a_grammar_may_hold_an_endless_schema_beside_what_has_an_end(guided: Guided, source: str) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    form = Grammar.lark(source.replace("SCHEMA", json.dumps(endless)))
+    (none,) = guided.tokenizer.encode_rendered(["none"])
+    asked = guided.ask(form, temperature=0.0, logit_bias=tuple((token, 100.0) for token in none))
+    (done,) = guided.run([asked])
+    assert done.error is None
+    assert guided.text(done) == "none"
 
 
 @each(kind=["byte_level", "sentencepiece"])
@@ -327,17 +345,75 @@ def test_long_minimum_lengths_are_kept_where_they_fit_and_refused_where_they_do_
         {"type": "string", "minLength": 10**6},
     ]
     asked = [guided.ask(Grammar.json_schema(schema), max_tokens=300, seed=5) for schema in schemas]
-    tight = [guided.ask(Grammar.json_schema(schema), max_tokens=20) for schema in [*schemas, *hopeless]]
+    tight = [guided.ask(Grammar.json_schema(schema), max_tokens=20) for schema in hopeless]
     ended = guided.run([*asked, *tight])
-    for schema, done in zip([*schemas, *schemas, *hopeless], ended, strict=True):
-        if done.error is None:
+    for schema, done in zip(schemas, ended, strict=False):
+        assert done.error is None
+        jsonschema.validate(json.loads(guided.text(done)), schema)
+    for done in ended[len(schemas) :]:
+        assert done.error is not None
+        assert (done.error.code, done.error.param) == ("invalid_value", "max_tokens")
+
+
+LONG = {
+    "type": "object",
+    "properties": {f"field{n}": {"type": "string"} for n in range(12)},
+    "required": [f"field{n}" for n in range(12)],
+    "additionalProperties": False,
+}
+
+
+@each(kind=["byte_level", "sentencepiece"])
+@pytest.mark.parametrize("short", [{"type": "null"}, {"type": "boolean"}, {"type": "array"}], ids=str)
+def test_where_a_long_object_has_a_short_alternative_that_is_what_fits(
+    guided: Guided, short: dict[str, Any]
+) -> None:
+    either = {"anyOf": [LONG, short]}
+    inside = {"type": "object", "properties": {"a": either}, "required": ["a"], "additionalProperties": False}
+    for schema in (either, inside):
+        asked = [guided.ask(Grammar.json_schema(schema), max_tokens=40, seed=seed) for seed in range(5)]
+        for done in guided.run(asked):
+            assert done.error is None
             jsonschema.validate(json.loads(guided.text(done)), schema)
-        else:
-            assert (done.error.code, done.error.param) == ("invalid_value", "max_tokens")
-    refused = [done.error is not None for done in ended]
-    assert not any(refused[: len(schemas)])
-    assert all(refused[-len(hopeless) :])
-    assert refused[len(schemas)], "forty items do not fit into twenty tokens"
+
+
+def test_no_limit_is_refused_that_an_answer_fits_into_although_none_was_found(guided: Guided) -> None:
+    form = Grammar.choice(["b", "abcdefghij" * 5])
+    (short,) = guided.tokenizer.encode_rendered(["b"])
+    toward_it = {"temperature": 0.0, "logit_bias": tuple((token, 100.0) for token in short)}
+    done, cut = guided.run([guided.ask(form, max_tokens=len(short), **toward_it), guided.ask(
+        Grammar.regex("[a-z]*[^a]{30}b"), max_tokens=9
+    )])  # fmt: skip
+    compiled = guided.grammars._compiled(form).result()
+    assert compiled.way is not None
+    assert len(compiled.way) > len(short), "the walk found the other one"
+    assert done.error is None
+    assert guided.text(done) == "b"
+    assert (cut.error, cut.finish_reason, len(cut.token_ids)) == (None, FinishReason.LENGTH, 9)
+
+
+def test_tokens_that_every_answer_takes_are_counted_from_the_text_it_begins_with() -> None:
+    class Forces:
+        """A matcher at a place where this text must come next."""
+
+        def __init__(self, text: bytes) -> None:
+            self.text = text
+
+        def compute_ff_bytes(self) -> bytes:
+            return self.text
+
+    closing = Closing([b"", b"a", b"b", b"ab", b"bbz"])
+    counts = {
+        b"": 0,
+        b"a": 1,
+        b"abab": 2,
+        b"aba": 2,
+        b"aabb": 3,
+        b"aaaa": 4,
+        b"abb": 2,  # the last token says more than is forced
+        b"ab\xff[3]b": 1,  # as far as text goes
+    }
+    assert {text: closing.fewest(Forces(text)) for text in counts} == counts
 
 
 def test_what_the_compiler_does_not_foresee_fails_its_request_alone(guided: Guided) -> None:
@@ -377,7 +453,7 @@ def test_a_grammar_that_outgrows_a_step_s_limits_fails_its_sequence_alone(guided
     assert guided.text(other) == "quick"
 
 
-def test_a_limit_without_room_for_a_short_answer_is_refused_with_the_room_it_needs(guided: Guided) -> None:
+def test_a_limit_without_room_for_any_answer_is_refused_with_the_room_it_needs(guided: Guided) -> None:
     tight, fits = guided.run(
         [
             guided.ask(Grammar.choice(["abc abc"]), max_tokens=1),
@@ -386,7 +462,7 @@ def test_a_limit_without_room_for_a_short_answer_is_refused_with_the_room_it_nee
     )
     assert tight.error is not None
     assert (tight.error.code, tight.error.param) == ("invalid_value", "max_tokens")
-    assert re.search(r"^max_tokens, .* for 1 tokens, .* has \d+$", tight.error.message)
+    assert re.search(r"^max_tokens, .* for 1 tokens, .* has at least \d+$", tight.error.message)
     assert fits.error is None
 
 
@@ -462,6 +538,23 @@ def test_a_thought_that_fills_the_limit_is_ended_in_time_for_the_answer(guided: 
         assert tag or request.grammar is forms[1]
         jsonschema.validate(json.loads(answer), PERSON)
     assert {done.finish_reason for done in ended} >= {FinishReason.LENGTH}
+
+
+def test_a_thought_is_ended_in_time_also_where_the_answer_may_be_empty(guided: Guided) -> None:
+    begin, end = "<think>", "</think>"
+    thoughts = tuple(map(tuple, guided.tokenizer.encode_rendered([end, begin + end])))
+    form = replace(
+        Grammar.regex("(yes|no)?"), before=Thought(begin, end, opened=True).rules(literal), thoughts=thoughts
+    )
+    limits = (14, 18, 25, 40)
+    asked = [
+        guided.ask(form, max_tokens=limit, seed=seed, ignore_eos=True)
+        for limit in limits
+        for seed in range(10)
+    ]
+    for request, done in zip(asked, guided.run(asked), strict=True):
+        assert len(done.token_ids) <= (request.sampling.max_tokens or 0)
+        assert guided.text(done).rpartition(end)[1:] in ((end, ""), (end, "yes"), (end, "no"))
 
 
 def test_nothing_is_made_for_requests_without_a_grammar(guided: Guided) -> None:

@@ -207,6 +207,7 @@ def test_out_of_a_thought_leads_a_way_to_a_whole_answer(
     ways = Closing(tokenizer.pieces())
     at_once = ways.way(matcher, 200, thoughts=grammar.thoughts)
     assert at_once is not None
+    assert 0 <= ways.fewest(matcher) <= len(at_once)
     assert matcher.consume_tokens(tokenizer.encode_rendered(["" if thinking else "<think>"])[0])
     assert matcher.consume_tokens(tokenizer.encode_rendered(['Is it {"city": "O'])[0])
     later = ways.way(matcher, 200, BETWEEN_STEPS, thoughts=grammar.thoughts)
@@ -230,6 +231,17 @@ def test_a_grammar_that_names_tokens_can_be_checked_without_the_model() -> None:
         assert wrong is not None
         with pytest.raises(BadGrammar):
             checker.check(wrong)
+
+
+def test_a_function_whose_arguments_have_no_end_stands_in_nobody_s_way() -> None:
+    needs_itself = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    endless = {"type": "function", "function": {"name": "deep", "parameters": needs_itself, "strict": True}}
+    chat_format = ChatFormat(small_chat(TEMPLATES["hermes"]))
+    with closing(GrammarChecker(10.0)) as checker:
+        for options in (ChatOptions(tools=[*TOOLS, endless]), required(tools=[*TOOLS, endless])):
+            grammar = chat_format.grammar(options, None, thinking=False)
+            assert grammar is not None
+            assert checker.check(grammar) == 0
 
 
 def test_only_an_answer_that_must_call_has_a_grammar() -> None:
