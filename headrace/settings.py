@@ -6,6 +6,7 @@ environment. ``KAFKA_BOOTSTRAP_SERVERS`` and ``DATABASE_URL`` keep the names tha
 """
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -145,6 +146,12 @@ class Settings(BaseSettings):
         ge=0,
         description="dead letters a minute (and a tenth of what ends) beyond which a worker pauses; 0: no limit",
     )
+    keep_days: int = Field(
+        90,
+        ge=1,
+        le=36_500,
+        description="how long the recorder keeps ended jobs in the table; longer than the topics keep records",
+    )
     health_port: int | None = Field(
         None, ge=0, le=65535, description="serves /live, /ready, /status and /metrics; 0: any port"
     )
@@ -180,6 +187,23 @@ class Settings(BaseSettings):
                 f"{PREFIX}TIER__{name.upper()}__... is about no tier; there are {', '.join(self.tiers)}"
             )
         return self
+
+    def unknown_variables(self) -> dict[str, str | None]:
+        """Variables that are named like settings and set nothing, each with the name that was probably meant."""
+        known = {variable(field) for field in Settings.model_fields}
+        knobs = {
+            variable("tier", _in_a_variable(tier), knob)
+            for tier in self.tiers
+            for knob in TierSettings.model_fields
+        }
+        return {
+            name: next(iter(get_close_matches(name.upper(), sorted(known | knobs), n=1, cutoff=0.8)), None)
+            for name in sorted(os.environ)
+            if name.upper().startswith(PREFIX)
+            and name.upper() not in known
+            and not name.upper().startswith(f"{variable('tier')}__")
+            and not name.startswith(KAFKA_PREFIX)
+        }
 
     def of_tier(self, name: str) -> TierSettings:
         """What is set for one of ``tiers``."""

@@ -38,6 +38,14 @@ def load_settings(**options: Any) -> "Settings":
         ) from None
 
 
+def misspelt(settings: "Settings") -> list[str]:
+    """A sentence on each variable that is named like a setting and is none."""
+    return [
+        f"{name} is no setting and changes nothing{f': {meant} is one' if meant else ''}."
+        for name, meant in settings.unknown_variables().items()
+    ]
+
+
 def bootstrap_servers(settings: "Settings") -> str:
     """The broker's address: the environment's, else that of a local stack that runs. Raises Failure."""
     local = _running_stack(settings)

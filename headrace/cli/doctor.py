@@ -60,6 +60,12 @@ def _run(name: str, check: Callable[["Settings"], Finding], settings: "Settings"
         return Finding(name, False, failure.message, failure.remedy)
 
 
+def _settings(settings: "Settings") -> Finding:
+    if wrong := context.misspelt(settings):
+        return Finding("settings", None, " ".join(wrong), "All settings are in docs/operations.md.")
+    return Finding("settings", True, "each variable is one")
+
+
 def _broker(settings: "Settings") -> Finding:
     address = context.bootstrap_servers(settings)
     count = len(context.admin(settings).list_topics(timeout=context.BROKER_PATIENCE_S).brokers)
@@ -156,6 +162,7 @@ def _gpu(settings: "Settings") -> Finding:
 
 
 CHECKS: dict[str, Callable[["Settings"], Finding]] = {
+    "settings": _settings,
     "broker": _broker,
     "topics": _topics,
     "database": _database,

@@ -55,7 +55,12 @@ def _usage(argument: Any) -> str:
 def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return f"`{parameter.metavar or parameter.name.upper()}`"
-    return ", ".join(f"`{option}`" for option in sorted(parameter.opts, key=len, reverse=True))
+    names = [
+        ", ".join(f"`{option}`" for option in sorted(options, key=len, reverse=True))
+        for options in (parameter.opts, parameter.secondary_opts)
+        if options
+    ]
+    return " / ".join(names)
 
 
 def _default(parameter: Any) -> str:

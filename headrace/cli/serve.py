@@ -1,7 +1,9 @@
 """`headrace worker` and `headrace recorder`: the processes that stay."""
 
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from headrace.worker import WorkerConfig
 
 PANEL = "Serve"
+
+log = logging.getLogger(__name__)
 
 Model = Annotated[
     str | None, typer.Option(help="Directory or hub id; default: HEADRACE_MODEL.", show_default=False)
@@ -39,6 +43,7 @@ def worker(model: Model = None, device: Device = None) -> None:
     settings = context.load_settings(model=model, device=device)
     config = worker_config(settings)
     logs.configure(settings)
+    _warn_of_misspelt(settings)
 
     from headrace.ledger import Ledger
     from headrace.worker import Worker
@@ -59,6 +64,7 @@ def recorder() -> None:
     """
     settings = context.load_settings()
     logs.configure(settings)
+    _warn_of_misspelt(settings)
 
     from headrace.ledger import Ledger
     from headrace.ledger.recorder import Recorder
@@ -68,12 +74,21 @@ def recorder() -> None:
     take_short_turns()
     with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger, ExitStack() as stack:
         recorder = Recorder(
-            context.bootstrap_servers(settings), context.topics(settings), ledger, kafka=settings.kafka
+            context.bootstrap_servers(settings),
+            context.topics(settings),
+            ledger,
+            kafka=settings.kafka,
+            keep=timedelta(days=settings.keep_days),
         )
         if settings.health_port is not None:
             server = HealthServer(settings.health_port, recorder.status, recorder.metrics.registry)
             stack.callback(server.close)
         recorder.run(stop)
+
+
+def _warn_of_misspelt(settings: "Settings") -> None:
+    for sentence in context.misspelt(settings):
+        log.warning("%s", sentence)
 
 
 def worker_config(settings: "Settings") -> "WorkerConfig":

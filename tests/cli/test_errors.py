@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app
+from headrace.cli import app, context
 from headrace.cli.errors import RULES, Failure, translate
 from headrace.cli.exits import Exit
 from headrace.engine.errors import BadCheckpoint, EngineError
@@ -208,6 +208,19 @@ def test_an_unknown_tier_is_refused_with_those_there_are(tmp_path: Path) -> None
 
 def test_an_unknown_option_is_a_usage_error() -> None:
     assert run("submit", "--speed", "9").exit_code == Exit.USAGE
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["worker", "recorder", "doctor"])
+def test_a_misspelt_setting_is_told_and_stops_nobody(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_PREFTCH", "5")
+    monkeypatch.setattr("headrace.cli.serve.worker_config", lambda settings: None)
+    monkeypatch.setattr(
+        "headrace.cli.serve.engine_config", lambda settings: context.bootstrap_servers(settings)
+    )
+    result = run(command)
+    assert result.exit_code == Exit.NOT_READY  # there are no addresses
+    assert "HEADRACE_PREFTCH is no setting and changes nothing: HEADRACE_PREFETCH is one." in result.output
 
 
 @pytest.mark.usefixtures("bare")

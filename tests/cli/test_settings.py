@@ -1,12 +1,18 @@
 """The environment is read in one place, and says what it means."""
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.cli.engine import engine_config
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.ledger.recorder import Recorder
 from headrace.settings import Settings, TierSettings, child_environment, variable
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +36,22 @@ def test_the_engine_is_set_up_as_the_settings_say(monkeypatch: pytest.MonkeyPatc
     assert not engine_config(Settings()).batch_invariant
     monkeypatch.setenv("HEADRACE_BATCH_INVARIANT", "true")
     assert engine_config(Settings()).batch_invariant
+
+
+def test_the_recorder_keeps_the_table_for_as_many_days_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+
+    class Told(Recorder):
+        def __init__(self, *_: object, keep: timedelta, **__: object) -> None:
+            told["keep"] = keep
+            raise Failure(Exit.REFUSED, "That is enough.")
+
+    monkeypatch.setattr("headrace.ledger.recorder.Recorder", Told)
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/x")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("HEADRACE_KEEP_DAYS", "400")
+    assert CliRunner().invoke(app, ["recorder"]).exit_code == Exit.REFUSED
+    assert told == {"keep": timedelta(days=400)}
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +95,30 @@ def test_kafka_properties_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
     monkeypatch.setenv("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "6000")
     assert Settings().kafka == {"security.protocol": "SASL_SSL", "session.timeout.ms": "6000"}
+
+
+def test_a_misspelt_variable_is_told_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HEADRACE_PREFTCH", "HEADRACE_TIER_BULK_FLOOR", "HEADRACE_SOMETHING_ELSE"):
+        monkeypatch.setenv(name, "5")
+    found = {name: meant for name, meant in Settings().unknown_variables().items() if "_TEST_" not in name}
+    assert found == {
+        "HEADRACE_PREFTCH": "HEADRACE_PREFETCH",
+        "HEADRACE_SOMETHING_ELSE": None,
+        "HEADRACE_TIER_BULK_FLOOR": "HEADRACE_TIER__BULK__FLOOR",
+    }
+
+
+def test_nothing_that_sets_something_is_called_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "HEADRACE_KAFKA_LINGER_MS",
+        "HEADRACE_TIER__BULK__WEIGHT",
+        "headrace_prefetch",
+        "HEADRACE_KEEP_DAYS",
+    ):
+        monkeypatch.setenv(name, "5")
+    assert [
+        name for name in Settings().unknown_variables() if "_TEST_" not in name and "VENV" not in name
+    ] == []
 
 
 def test_an_option_of_the_command_line_wins(monkeypatch: pytest.MonkeyPatch) -> None:
