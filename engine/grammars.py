@@ -111,8 +111,8 @@ class Grammars:
         room = seq.limit - seq.prompt_len
         if compiled.least > room:
             return InvalidRequest(
-                f"max_tokens, and the context, leave room for {room:,} tokens, but any answer of this form has at least"
-                f" {compiled.least:,}",
+                f"max_tokens must leave room for an answer of this form, which has at least {compiled.least:,} tokens: with the"
+                f" context it leaves {room:,}",
                 param="max_tokens",
                 code="invalid_value",
             )

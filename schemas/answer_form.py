@@ -73,11 +73,9 @@ Choices = Annotated[
     AfterValidator(_check_choices),
 ]
 SCHEMA_IS = f"a JSON Schema, an object of up to {MAX_FORM_CHARS:,} characters as JSON"
-REGEX_IS = f"a regular expression of up to {MAX_FORM_CHARS:,} characters; the whole answer matches it"
+REGEX_IS = f"a regular expression of 1 to {MAX_FORM_CHARS:,} characters; the whole answer matches it"
 CHOICES_ARE = f"a list of 1 to {MAX_FORM_CHOICES:,} strings; the answer is one of them"
-GRAMMAR_IS = (
-    f"a grammar in Lark's notation, of up to {MAX_FORM_CHARS:,} characters; the answer is its `start`"
-)
+GRAMMAR_IS = f"a grammar in Lark's notation, of 1 to {MAX_FORM_CHARS:,} characters; the answer is its `start`"
 
 
 class _Form(BaseModel):
@@ -92,7 +90,7 @@ class _Form(BaseModel):
 class JsonSchema(_Form):
     """A schema, as OpenAI wraps it."""
 
-    name: str | None = Field(default=None, description="a string; what the schema is called, for people")
+    name: str | None = Field(default=None, description="a string; it names the schema, for people")
     schema_: Schema = Field(alias="schema", description=SCHEMA_IS)
     strict: bool = Field(
         default=True,
@@ -104,8 +102,8 @@ class ResponseFormat(_Form):
     """OpenAI's types, and after them ours."""
 
     type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"] = Field(
-        description="text, json_object or json_schema, or regex, choice or grammar; the last four stand in the field of"
-        " their name"
+        description="one of text, json_object, json_schema, regex, choice and grammar; what each of the last four asks for stands"
+        " in the field of its name"
     )
     json_schema: JsonSchema | None = Field(default=None, description="an object with the schema")
     regex: Source | None = Field(default=None, description=REGEX_IS)
@@ -176,22 +174,23 @@ class AsksForAForm(BaseModel):
 
     response_format: ResponseFormat | None = Field(
         default=None,
-        description="an object that says what form the answer has; type text is none",
+        description="an object that says what form the answer has; type text asks for none",
     )
     structured_outputs: StructuredOutputs | None = Field(
-        default=None, description="an object; vLLM's name of response_format"
+        default=None, description="an object that says what form the answer has, as vLLM writes it"
     )
     guided_json: SchemaOrText | None = Field(
-        default=None, description="a JSON Schema; an older name of structured_outputs.json"
+        default=None,
+        description=f"{SCHEMA_IS}, or that as text; this is an older name of structured_outputs.json",
     )
     guided_regex: Source | None = Field(
-        default=None, description="a string; an older name of structured_outputs.regex"
+        default=None, description=f"{REGEX_IS}; this is an older name of structured_outputs.regex"
     )
     guided_choice: Choices | None = Field(
-        default=None, description="a list of strings; an older name of structured_outputs.choice"
+        default=None, description=f"{CHOICES_ARE}; this is an older name of structured_outputs.choice"
     )
     guided_grammar: Source | None = Field(
-        default=None, description="a string; an older name of structured_outputs.grammar"
+        default=None, description=f"{GRAMMAR_IS}; this is an older name of structured_outputs.grammar"
     )
 
     @property

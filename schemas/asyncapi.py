@@ -63,7 +63,9 @@ def _channels(names: Topics) -> dict[str, Any]:
         ),
         "control": _channel(names.control, "Batches opened and closed, and cancels.", list(_CONTROL)),
         "dead": _channel(
-            names.dead, "Records that never became a job, and jobs that killed their engine.", ["DeadLetter"]
+            names.dead,
+            "Records that were rejected, and jobs that failed by `engine_failure` or `internal_error`.",
+            ["DeadLetter"],
         ),
     }
 
@@ -81,7 +83,11 @@ def _operations() -> dict[str, Any]:
         "receiveJob": _operation("receive", "jobs", "Take a job, and end it in exactly one terminal state."),
         "receiveControl": _operation("receive", "control", "Take note of a batch or a cancel."),
         "sendResult": _operation("send", "results", "Tell how a run of a job ended."),
-        "sendDeadLetter": _operation("send", "dead", "Put aside a record that cannot be a job."),
+        "sendDeadLetter": _operation(
+            "send",
+            "dead",
+            "Put aside a rejected record, or a job that failed by the engine's fault or Headrace's own.",
+        ),
     }
 
 

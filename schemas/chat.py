@@ -58,7 +58,7 @@ class FunctionCall(BaseModel):
 
     model_config = WRITTEN
 
-    name: str = Field(min_length=1, description="a string; the function's name")
+    name: str = Field(min_length=1, description="a string that is not empty: the function's name")
     arguments: Annotated[str, BeforeValidator(_as_json, json_schema_input_type=str | dict[str, Any])] = Field(
         default="{}", description="a JSON object, as a string (OpenAI) or as it is"
     )
@@ -95,17 +95,19 @@ class Message(BaseModel):
         default=None,
         description="a string or a list of text parts; only a message with tool_calls may have none",
     )
-    name: str | None = Field(default=None, description="a string; who speaks, for templates that tell")
+    name: str | None = Field(
+        default=None, description="a string; it says who speaks, for templates that show it"
+    )
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list,
-        description=f"a list of up to {MAX_TOOLS} calls that the assistant made; of an assistant's message",
+        description=f"a list of up to {MAX_TOOLS} calls that the assistant made; only in an assistant's message",
     )
     tool_call_id: str | None = Field(
-        default=None, description="a string; which call this is the answer to; of a tool's message"
+        default=None, description="a string; it names the call that this answers; only in a tool's message"
     )
     reasoning_content: str | None = Field(
         default=None,
-        description="a string; what the assistant thought, for templates that show it; of an assistant's message",
+        description="a string: what the assistant thought, for templates that show it; only in an assistant's message",
     )
 
     @model_validator(mode="before")
@@ -148,15 +150,17 @@ class Function(BaseModel):
     name: ToolName = Field(
         description=f"a string of 1 to {MAX_TOOL_NAME_CHARS} letters, digits, _ and -, unlike the other tools'"
     )
-    description: str | None = Field(default=None, description="a string; when to call it, for the model")
+    description: str | None = Field(
+        default=None, description="a string; it tells the model when to call the function"
+    )
     parameters: dict[str, Any] | None = Field(
-        default=None, description="an object; the JSON Schema of its arguments, which are an object"
+        default=None, description="an object: the JSON Schema of the arguments, which are an object"
     )
 
     strict: bool | None = Field(
         default=None,
         description="true or false; true makes every call's arguments fit the schema; so does a tool_choice that"
-        " makes the model call",
+        " makes the model call a function",
     )
 
     @model_validator(mode="after")
@@ -181,7 +185,7 @@ class NamedFunction(BaseModel):
 
     model_config = WRITTEN
 
-    name: str = Field(description="a string; the name of one of the tools")
+    name: str = Field(description="a string: the name of one of the tools")
 
 
 class NamedTool(BaseModel):

@@ -84,23 +84,23 @@ class PromptJob(AsksForAForm):
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, description="a whole number, 1 or more")
     job_id: Name | None = Field(
         default=None,
-        description=f"a string of 1 to {MAX_ID_CHARS} characters; a UUIDv7 is the job's id as it is",
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; a UUIDv7 becomes the job's id unchanged",
     )
     idempotency_key: Name | None = Field(
         default=None,
-        description=f"a string of 1 to {MAX_ID_CHARS} characters; names the job where there is no job_id",
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; it names the job where there is no job_id",
     )
     tenant: Name = Field(default="default", description=f"a string of 1 to {MAX_ID_CHARS} characters")
     batch_id: Name | None = Field(
         default=None,
-        description=f"a string of 1 to {MAX_ID_CHARS} characters; the batch that the job counts for",
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; it names the batch that the job counts for",
     )
     custom_id: Name | None = Field(
-        default=None, description=f"a string of 1 to {MAX_ID_CHARS} characters; comes back with the result"
+        default=None, description=f"a string of 1 to {MAX_ID_CHARS} characters; it comes back with the result"
     )
     model: Name | None = Field(
         default=None,
-        description="the name of a model that the topic's workers serve; left out: the one they serve",
+        description="the name of a model that the topic's workers serve; leave it out for the one they serve",
     )
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)] | None = Field(
         default=None, description=f"a string of 1 to {MAX_PROMPT_CHARS:,} characters"
@@ -113,29 +113,29 @@ class PromptJob(AsksForAForm):
     ) = Field(default=None, description=f"a list of 1 to {MAX_MESSAGES:,} messages")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list,
-        description=f"a list of up to {MAX_TOOLS} functions that the model may call; for messages",
+        description=f"a list of up to {MAX_TOOLS} functions that the model may call; only beside messages",
     )
     tool_choice: ToolChoice = Field(
         default="auto",
         description='"none", "auto" or "required", or {"type": "function", "function": {"name": ...}} with one of the'
-        " tools; none does not show them to the model",
+        " tools; with none they are not shown to the model",
     )
     parallel_tool_calls: bool = Field(
-        default=True, description="true or false; false keeps the first call alone"
+        default=True, description="true or false; false keeps only the first call"
     )
     add_generation_prompt: bool | None = Field(
         default=None,
-        description="true or false; whether the chat template opens the answer: left out, it does so unless"
-        " continue_final_message",
+        description="true or false; true lets the chat template open the answer, as it does where this is left out, unless"
+        " continue_final_message is true",
     )
     continue_final_message: bool = Field(
         default=False,
-        description="true or false; true goes on with the last message instead of answering it; for messages",
+        description="true or false; true goes on with the last message instead of answering it; only beside messages",
     )
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] = Field(
         default_factory=dict,
         description=f"an object of up to {MAX_TEMPLATE_KWARGS} values that the chat template knows by name, such as"
-        " enable_thinking; for messages",
+        " enable_thinking; only beside messages",
     )
     continuations: Continuations | None = Field(
         default=None,
@@ -166,7 +166,7 @@ class PromptJob(AsksForAForm):
         default_factory=list,
         max_length=64,
         fail_fast=True,
-        description="a list of the features that the job cannot do without",
+        description="a list of up to 64 features that the job cannot do without",
     )
 
     @model_validator(mode="before")

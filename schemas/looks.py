@@ -39,12 +39,12 @@ class Embedding(BaseModel):
 
     pooling: Literal["mean", "last", "cls"] = Field(
         default="last",
-        description="which of the hidden states after the last norm make the vector: their mean, the last or the first",
+        description="mean, last or cls (the first): which of the hidden states after the last norm make the vector",
     )
     normalize: bool = Field(default=True, description="true or false; true gives the vector length 1")
     encoding_format: Literal["float", "base64"] = Field(
         default="float",
-        description="float or base64; base64 is of the vector's values as little-endian fp32",
+        description="float or base64; base64 encodes the vector's values as little-endian fp32",
     )
 
 

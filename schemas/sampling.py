@@ -92,7 +92,7 @@ class Sampling(BaseModel):
     top_k: Annotated[
         Annotated[int, Field(ge=0, lt=2**31)] | None,
         BeforeValidator(_all_as_zero, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**31)] | None),
-    ] = Field(default=None, description="a whole number, 1 or more; 0 or -1 keeps all tokens")
+    ] = Field(default=None, description="a whole number, 1 or more, or else 0 or -1, which keep all tokens")
     min_p: float | None = Field(
         default=None, ge=0, le=1, allow_inf_nan=False, description="a number from 0 to 1; 0 keeps all tokens"
     )
@@ -106,13 +106,13 @@ class Sampling(BaseModel):
         default=None,
         ge=1,
         lt=2**31,
-        description=f"a whole number from 1 to {2**31 - 1:,}; left out, or more than fits: what the model's context leaves",
+        description=f"a whole number from 1 to {2**31 - 1:,}; left out, or above what fits, it is what the context leaves",
     )
     max_completion_tokens: int | None = Field(
         default=None,
         ge=1,
         lt=2**31,
-        description=f"a whole number from 1 to {2**31 - 1:,}; another name of max_tokens",
+        description=f"a whole number from 1 to {2**31 - 1:,}; this is another name of max_tokens",
     )
     min_tokens: int = Field(
         default=0, ge=0, lt=2**31, description="a whole number, 0 or more, and at most max_tokens"
@@ -141,7 +141,7 @@ class Sampling(BaseModel):
         default=1,
         ge=1,
         le=MAX_CHOICES,
-        description=f"a whole number from 1 to {MAX_CHOICES}; how many answers",
+        description=f"a whole number from 1 to {MAX_CHOICES}; it says how many answers to give",
     )
     repetition_penalty: float | None = Field(
         default=None,
@@ -155,19 +155,19 @@ class Sampling(BaseModel):
         ge=-2,
         le=2,
         allow_inf_nan=False,
-        description="a number from -2 to 2; subtracted from the logits of the answer's tokens",
+        description="a number from -2 to 2; it is subtracted from the logits of the answer's tokens",
     )
     frequency_penalty: float = Field(
         default=0.0,
         ge=-2,
         le=2,
         allow_inf_nan=False,
-        description="a number from -2 to 2; subtracted as often as the token stands in the answer",
+        description="a number from -2 to 2; it is subtracted as often as the token stands in the answer",
     )
     logit_bias: Annotated[dict[str, float], BeforeValidator(_check_bias)] = Field(
         default_factory=dict,
         max_length=MAX_LISTED,
-        description=f"an object of up to {MAX_LISTED:,} token ids, as strings, with numbers from -100 to 100; added to logits",
+        description=f"an object of up to {MAX_LISTED:,} token ids, as strings, with numbers from -100 to 100 to add to logits",
     )
     allowed_token_ids: Annotated[
         list[TokenId] | None, Field(min_length=1, max_length=MAX_LISTED, fail_fast=True)
@@ -187,14 +187,14 @@ class Sampling(BaseModel):
     logprobs: Annotated[bool | int | None, AfterValidator(_check_logprobs)] = Field(
         default=None,
         json_schema_extra={"minimum": 0, "maximum": MAX_LOGPROBS},
-        description="true or false, or how many of the likeliest tokens to report beside each chosen one,"
-        f" a whole number from 0 to {MAX_LOGPROBS}",
+        description=f"true or false, or a whole number from 0 to {MAX_LOGPROBS}: how many of the likeliest tokens to report"
+        " beside each chosen one",
     )
     top_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_LOGPROBS,
-        description=f"a whole number from 0 to {MAX_LOGPROBS}, beside logprobs: true; the likeliest tokens to report",
+        description=f"a whole number from 0 to {MAX_LOGPROBS}: how many of the likeliest tokens to report, beside logprobs: true",
     )
     skip_special_tokens: bool = Field(
         default=True, description="true or false; false writes special tokens out in the answer"
@@ -203,7 +203,7 @@ class Sampling(BaseModel):
         default=None,
         ge=1,
         lt=2**31,
-        description="a whole number, 1 or more; only the prompt's last so many tokens are used",
+        description="a whole number, 1 or more; only so many tokens of the prompt's end are used",
     )
     echo: bool = Field(
         default=False,
@@ -214,8 +214,8 @@ class Sampling(BaseModel):
         default=None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="how many of the likeliest tokens to report beside each token of the prompt,"
-        f" a whole number from 0 to {MAX_LOGPROBS}",
+        description=f"a whole number from 0 to {MAX_LOGPROBS}: how many of the likeliest tokens to report beside each token of the"
+        " prompt",
     )
 
     @model_validator(mode="before")

@@ -81,7 +81,7 @@ class Topics:
 
     @property
     def dead(self) -> str:
-        """Dead letters: records that never became a job, and jobs that killed their engine."""
+        """Dead letters: rejected records, and jobs that failed by ``engine_failure`` or ``internal_error``."""
         return f"{self.prefix}.dead.v1"
 
     @property

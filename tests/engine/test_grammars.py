@@ -462,7 +462,7 @@ def test_a_limit_without_room_for_any_answer_is_refused_with_the_room_it_needs(g
     )
     assert tight.error is not None
     assert (tight.error.code, tight.error.param) == ("invalid_value", "max_tokens")
-    assert re.search(r"^max_tokens, .* for 1 tokens, .* has at least \d+$", tight.error.message)
+    assert re.search(r"^max_tokens must leave .* has at least \d+ tokens: .* leaves 1$", tight.error.message)
     assert fits.error is None
 
 
