@@ -60,7 +60,8 @@ class Client:
 
     bootstrap: Kafka's bootstrap servers. tenant: on whose behalf. kafka: more settings for librdkafka (security, or
     ``message.max.bytes`` where the broker's topics take more than 1 MB). result_store: where the workers keep results
-    too large for a message, a directory or ``s3://bucket/prefix``.
+    too large for a message, a directory or ``s3://bucket/prefix``. confirmed: how many jobs of the latest submit Kafka has
+    said it has, also where that submit broke off.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Client:
         self._max_bytes = int(self._kafka.get("message.max.bytes", 1_000_000)) - _FRAMING
         self._outbox = Outbox(self._kafka)
         self._found: set[str] = set()
+        self.confirmed = 0
 
     def submit(
         self,
@@ -94,7 +96,8 @@ class Client:
         """Send ``jobs`` as one batch: open it, send each, close it with their number.
 
         A job is a PromptJob, a dict, or a line of a JSON lines file (blank ones are skipped), as a PromptJob or in
-        OpenAI's batch format. Bad lines are sent as they are, so that they end under their batch, and reported;
+        OpenAI's batch format. Bad lines are sent as they are, so that they end under their batch, and reported; those
+        too large for a message, and those of another batch or tenant, are reported and left out (``Problem.left_out``).
         ``strict`` raises InvalidLine for the first instead, before anything is sent where ``jobs`` can be read twice.
         ``deadline`` is for jobs that have none of their own. With an ``idempotency_key`` the batch and its jobs get
         the same ids each time: call again after a failure.
@@ -105,6 +108,7 @@ class Client:
         Raises InvalidName, BrokerUnreachable and TopicMissing before anything is sent, and DeliveryFailed when Kafka
         did not take everything.
         """
+        self.confirmed = 0
         topic = self.topics.jobs(tier)
         if idempotency_key == "":
             raise InvalidName("idempotency_key is empty; leave it out, or give one")
@@ -202,19 +206,22 @@ class Client:
     def _send_jobs(self, jobs: Iterable[Line], topic: str, reader: LineReader, strict: bool) -> Submission:
         ids: list[UUID] = []
         problems: list[Problem] = []
-        sent = 0
-        for outgoing in _read(jobs, reader):
-            if outgoing.problem is not None:
-                if strict:
-                    raise InvalidLine(outgoing.problem)
-                problems.append(outgoing.problem)
-                if not outgoing.problem.sent:
-                    continue
-            self._outbox.send(topic, outgoing.key, outgoing.value, outgoing.headers)
-            sent += 1
-            if outgoing.id is not None:
-                ids.append(outgoing.id)
-        self._outbox.flush()
+        sent, before = 0, self._outbox.confirmed
+        try:
+            for outgoing in _read(jobs, reader):
+                if outgoing.problem is not None:
+                    if strict:
+                        raise InvalidLine(outgoing.problem)
+                    problems.append(outgoing.problem)
+                    if not outgoing.problem.sent:
+                        continue
+                self._outbox.send(topic, outgoing.key, outgoing.value, outgoing.headers)
+                sent += 1
+                if outgoing.id is not None:
+                    ids.append(outgoing.id)
+            self._outbox.flush()
+        finally:
+            self.confirmed = self._outbox.confirmed - before
         return Submission(reader.tenant, reader.batch_id, ids, sent, problems)
 
     def _send_control(self, message: ControlMessage, patience: float = float("inf")) -> None:

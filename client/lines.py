@@ -37,6 +37,11 @@ class Problem:
     param: str | None
     sent: bool
 
+    @property
+    def left_out(self) -> bool:
+        """Whether nothing stands for the line in its batch: it was not sent, and is no second copy of one that was."""
+        return not self.sent and self.code is not ErrorCode.DUPLICATE_JOB_ID
+
     def __str__(self) -> str:
         return f"line {self.line}: {self.message}"
 
@@ -81,7 +86,10 @@ class LineReader:
     ) -> tuple[Envelope | None, Problem | None]:
         """Read a line as a worker will, first naming it in ``headers`` if it does not name itself."""
         if len(value) > self.max_bytes:
-            message = f"the line has {len(value):,} bytes; Kafka takes up to {self.max_bytes:,} here"
+            message = (
+                f"the line has {len(value):,} bytes, of {self.max_bytes:,} that fit into a message here; where the topics take"
+                " more, raise message.max.bytes (HEADRACE_KAFKA_MESSAGE_MAX_BYTES)"
+            )
             return None, Problem(number, ErrorCode.MESSAGE_TOO_LARGE, message, None, sent=False)
         problem = None
         try:

@@ -36,6 +36,7 @@ class Outbox:
                 **for_producer(config),
             }
         )
+        self.confirmed = 0  # records that Kafka has, as it said
         self._failed: list[str] = []
         self._failures = 0
         self._reason = ""
@@ -110,7 +111,10 @@ class Outbox:
         return answer[0]
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is None or error.code() in _DROPPED:
+        if error is None:
+            self.confirmed += 1
+            return
+        if error.code() in _DROPPED:
             return
         self._failures += 1
         self._reason = error.str()

@@ -12,7 +12,7 @@ from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
 from headrace.cli.output import Json, count, emit, fields, note, open_input, open_output
 from headrace.cli.results import Format, Reader, write_result, write_results
-from headrace.cli.stopping import stop_on_signals
+from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PANEL = "Prompts"
 SHOWN_PROBLEMS = 5
+SHOWN_LINES = 20
 
 Tenant = Annotated[
     str | None, typer.Option(help="On whose behalf; default: HEADRACE_TENANT.", show_default=False)
@@ -63,20 +64,26 @@ def submit(
 ) -> None:
     """Send a file of prompts to Kafka as one batch.
 
-    A bad line is sent as well: it ends as failed or rejected in its batch, and does not touch its neighbours.
+    A bad line is sent as well: it ends as failed or rejected in its batch, and does not touch its neighbours. One that
+    cannot be sent (too large for a Kafka message, or of another batch or tenant) is left out: the others run, and the
+    command names it and ends with 2. A second copy of a job of the file is the same job, and is not sent either.
+
+    A submit that was broken off says how many jobs were sent. With --idempotency-key the same command goes on from there;
+    without one it would run them twice, so a --batch that has jobs is refused.
     """
     settings = context.load_settings(tenant=tenant)
     if batch is not None and idempotency_key is None:
-        refuse_closed(settings, batch)
-    submission = send(
-        settings,
-        file,
-        tier,
-        batch_id=batch,
-        deadline=None if deadline is None else parse_deadline(deadline),
-        idempotency_key=idempotency_key,
-        strict=strict,
-    )
+        refuse_used(settings, batch)
+    with interrupt_on_signals():
+        submission = send(
+            settings,
+            file,
+            tier,
+            batch_id=batch,
+            deadline=None if deadline is None else parse_deadline(deadline),
+            idempotency_key=idempotency_key,
+            strict=strict,
+        )
     if not json:
         note(f"Batch {submission.batch_id}: {count(submission.expected, 'job')} sent to tier {tier}.")
         report_problems(submission)
@@ -96,6 +103,7 @@ def submit(
         note(f"headrace status {submission.batch_id}\nheadrace results {submission.batch_id} --follow")
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
+    check_sent(submission)
 
 
 def status(
@@ -186,6 +194,8 @@ def cancel(
     json: Json = False,
 ) -> None:
     """Cancel a batch or a job: what has not ended ends as cancelled. What has ended keeps its result."""
+    if as_batch and as_job:
+        raise Failure(Exit.USAGE, "It is either a --batch or a --job.", "Leave one of the two out.")
     settings = context.load_settings(tenant=tenant)
     if not as_batch and not as_job:
         with context.open_ledger(settings) as ledger:
@@ -201,17 +211,43 @@ def cancel(
         note(f"Asked to cancel {kind} {target}; `headrace status {target}` shows what came of it.")
 
 
-def send(settings: "Settings", file: str, tier: str, **options: Any) -> "Submission":
-    """Submit ``file``, "-" for stdin. Raises Failure for a file or a tier that does not exist."""
+def send(
+    settings: "Settings",
+    file: str,
+    tier: str,
+    *,
+    batch_id: str | None = None,
+    idempotency_key: str | None = None,
+    **options: Any,
+) -> "Submission":
+    """Submit ``file``, "-" for stdin. Raises Failure for a file or a tier that does not exist, and on Ctrl-C."""
     if tier not in settings.tiers:
         raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
     with open_input(file) as lines, context.open_client(settings) as client:
-        submission = client.submit(lines, tier, **options)
-    return submission
+        try:
+            return client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
+        except KeyboardInterrupt:
+            message = f"Stopped when Kafka had confirmed {count(client.confirmed, 'job')}."
+            raise Failure(Exit.INTERRUPTED, message, _how_to_go_on(batch_id, idempotency_key)) from None
 
 
-def refuse_closed(settings: "Settings", batch_id: str) -> None:
-    """Raise Failure if the job table says that the batch is closed: its count is final, and more would break it.
+def _how_to_go_on(batch_id: str | None, idempotency_key: str | None) -> str:
+    """With a submit that was broken off; see Client.submit for what becomes of its batch."""
+    if idempotency_key is not None:
+        return "Give the same command with the same --idempotency-key to go on: nothing runs twice."
+    if batch_id is None:
+        return "What was sent is cancelled: submit the file again."
+    return (
+        f"What was sent runs, and batch {batch_id!r} stays open. To begin again end it with `headrace cancel {batch_id} --batch`"
+        " and choose another --batch; a submit with --idempotency-key could be repeated as it is."
+    )
+
+
+def refuse_used(settings: "Settings", batch_id: str) -> None:
+    """Raise Failure if the job table says that the batch is closed or has jobs.
+
+    The count of a closed one is final. One that is open and has jobs is what a submit that was broken off leaves behind:
+    without an idempotency key a line has another id each time, and would run twice.
 
     Submitting needs no job table, so where none is named or it does not answer nothing is refused.
     """
@@ -226,21 +262,43 @@ def refuse_closed(settings: "Settings", batch_id: str) -> None:
         if failure.exit_code is not Exit.NOT_READY:
             raise
         return
-    if batch is not None and batch.closed_at is not None:
+    if batch is None:
+        return
+    if batch.closed_at is not None:
         raise Failure(
             Exit.REFUSED,
             f"Batch {batch_id!r} was closed with {batch.expected} records; what comes later would not be waited for.",
             "Choose another --batch; to go on with a submit that broke off, give its --idempotency-key again.",
         )
+    if held := batch.submitted + batch.rejected:
+        raise Failure(
+            Exit.REFUSED,
+            f"Batch {batch_id!r} is open and has {count(held, 'record')} already: sent again, lines would run twice.",
+            "To go on with a submit that broke off, give its --idempotency-key again. If it had none, choose another --batch,"
+            f" and end what runs with `headrace cancel {batch_id} --batch`.",
+        )
 
 
 def report_problems(submission: "Submission") -> None:
-    """Say which lines will not succeed."""
-    for problem in submission.problems[:SHOWN_PROBLEMS]:
+    """Say which lines will not succeed, those that were left out first."""
+    for problem in sorted(submission.problems, key=lambda problem: not problem.left_out)[:SHOWN_PROBLEMS]:
         note(str(problem) + ("" if problem.sent else " (not sent)"))
     more = len(submission.problems) - SHOWN_PROBLEMS
     if more > 0:
         note(f"... and {more} more such lines.")
+
+
+def check_sent(submission: "Submission") -> None:
+    """Raise Failure if lines were left out of the batch: its results say nothing of them."""
+    left_out = [problem for problem in submission.problems if problem.left_out]
+    if left_out:
+        numbers = ", ".join(str(problem.line) for problem in left_out[:SHOWN_LINES])
+        more = f" and {len(left_out) - SHOWN_LINES} more" if len(left_out) > SHOWN_LINES else ""
+        raise Failure(
+            Exit.USAGE,
+            f"{count(len(left_out), 'line')} could not be sent (line {numbers}{more}), the first because {left_out[0].message}.",
+            "The others run. Mend these, and submit them as a batch of their own.",
+        )
 
 
 def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "BatchProgress | JobStatus":
@@ -286,6 +344,7 @@ def _submitted(submission: "Submission", tier: str) -> dict[str, Any]:
         "batch_id": submission.batch_id,
         "tier": tier,
         "expected": submission.expected,
+        "not_sent": sum(problem.left_out for problem in submission.problems),
         "problems": [asdict(problem) for problem in submission.problems],
     }
 

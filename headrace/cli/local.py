@@ -13,7 +13,7 @@ from headrace.cli.engine import default_model
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
-from headrace.cli.jobs import report_problems, send, show_batch
+from headrace.cli.jobs import check_sent, report_problems, send, show_batch
 from headrace.cli.output import Json, count, emit, fields, messages, note, open_input, open_output
 from headrace.cli.results import Format, Reader, write_results
 from headrace.cli.stopping import Stop, stop_on_signals
@@ -137,6 +137,7 @@ def run(
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
     reader.check()
+    check_sent(submission)
 
 
 @group.command()

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and a terminal that closes set a flag; whoever loops looks at it."""
+"""Ctrl-C, SIGTERM and a terminal that closes: a flag for whoever loops, an exception for whoever waits."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event
 from types import FrameType
@@ -24,12 +24,33 @@ def stop_on_signals() -> Iterator[Stop]:
         stop.signal = number
         stop.set()
 
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signals.append(signal.SIGHUP)
-    before = {number: signal.signal(number, set_flag) for number in signals}
-    try:
+    with _handling([signal.SIGINT, *_endings()], set_flag):
         yield stop
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """SIGTERM and a terminal that closes raise KeyboardInterrupt, as Ctrl-C does, for the time of the ``with``."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handling(_endings(), interrupt):
+        yield
+
+
+def _endings() -> list[signal.Signals]:
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
+    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
+@contextmanager
+def _handling(
+    signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

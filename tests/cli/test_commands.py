@@ -1,8 +1,10 @@
 """Commands on a real broker and a real Postgres. The job table is filled by hand: no worker is needed here."""
 
 import json
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -12,13 +14,15 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app
+from headrace.cli import app, context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.jobs import parse_deadline
 from headrace.cli.stopping import Stop
+from headrace.client import Client
 from headrace.ledger import JobRow, Ledger, OutcomeRow, RejectionRow
 from headrace.schemas import BatchClosed, BatchOpened, Choice, JobError, JobResult, JobState, uuid7
+from headrace.settings import Settings
 
 Run = Callable[..., Result]
 
@@ -152,6 +156,103 @@ def test_without_topics_a_submit_says_to_create_them(run: Run) -> None:
     assert "headrace topics create" in result.output
 
 
+@pytest.fixture
+def broken_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A SIGTERM when Kafka has three jobs of a file."""
+    opened: list[Client] = []
+    open_client = context.open_client
+
+    def remember(settings: Settings) -> Client:
+        opened.append(open_client(settings))
+        return opened[0]
+
+    @contextmanager
+    def lines(path: str) -> Iterator[Iterator[bytes]]:
+        def read() -> Iterator[bytes]:
+            yield from [b'{"prompt": "a"}'] * 3
+            opened[0]._outbox.flush()
+            signal.raise_signal(signal.SIGTERM)
+            yield b'{"prompt": "never"}'
+
+        yield read()
+
+    monkeypatch.setattr(context, "open_client", remember)
+    monkeypatch.setattr("headrace.cli.jobs.open_input", lines)
+    before = signal.signal(
+        signal.SIGTERM, lambda number, frame: None
+    )  # in case the command would not handle it
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("topics", "broken_off")
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ((), "submit the file again"),
+        (("--batch", "b"), "headrace cancel b --batch"),
+        (("--batch", "b", "--idempotency-key", "k"), "same --idempotency-key"),
+    ],
+)
+def test_a_submit_that_is_broken_off_says_what_was_sent_and_how_to_go_on(
+    run: Run, options: tuple[str, ...], remedy: str
+) -> None:
+    result = run("submit", "-", "--json", *options)
+    assert result.exit_code == Exit.INTERRUPTED
+    error = json.loads(result.stderr)["error"]
+    assert "3 jobs" in error["message"]
+    assert remedy in error["remedy"]
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_batch_that_is_open_and_has_jobs_takes_more_under_an_idempotency_key_alone(
+    run: Run, database_url: str
+) -> None:
+    with Ledger(database_url) as ledger:
+        ledger.apply_control([BatchOpened(batch_id="b"), BatchOpened(batch_id="empty")])
+        ledger.record([job_row("waits", 0)])
+    refused = run("submit", "-", "--batch", "b", stdin='{"prompt": "one"}\n')
+    assert refused.exit_code == Exit.REFUSED
+    for remedy in ("--idempotency-key", "another --batch", "headrace cancel b --batch"):
+        assert remedy in refused.output
+    again = ("submit", "-", "--batch", "b", "--idempotency-key", "k")
+    assert run(*again, stdin='{"prompt": "one"}\n').exit_code == 0
+    assert run("submit", "-", "--batch", "empty", stdin='{"prompt": "one"}\n').exit_code == 0
+
+
+@pytest.mark.usefixtures("topics")
+def test_lines_that_cannot_be_sent_are_told_first_and_in_the_exit_code(run: Run) -> None:
+    bad = '{"prompt": 1}\n' * 6
+    lines = (
+        bad + '{"prompt": "x", "batch_id": "other"}\n{"prompt": "y", "tenant": "other"}\n{"prompt": "good"}\n'
+    )
+    result = run("submit", "-", "--batch", "b", stdin=lines)
+    assert result.exit_code == Exit.USAGE
+    assert "7 jobs sent" in result.output
+    problems = [line for line in result.stderr.splitlines() if line.startswith("line ")]
+    assert [line.partition(":")[0] for line in problems] == ["line 7", "line 8", "line 1", "line 2", "line 3"]
+    assert "2 lines could not be sent (line 7, 8)" in result.output
+    told = run(
+        "submit",
+        "-",
+        "--batch",
+        "c",
+        "--json",
+        stdin='{"prompt": "%s"}\n{"prompt": "a"}\n' % ("x" * 1_000_000),
+    )
+    assert told.exit_code == Exit.USAGE
+    assert (json.loads(told.stdout)["not_sent"], json.loads(told.stdout)["expected"]) == (1, 1)
+    assert "HEADRACE_KAFKA_MESSAGE_MAX_BYTES" in json.loads(told.stderr)["error"]["message"]
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_second_copy_of_a_job_is_no_error(run: Run) -> None:
+    result = run("submit", "-", stdin='{"job_id": "a", "prompt": "x"}\n' * 2)
+    assert result.exit_code == 0
+    assert "1 job sent" in result.output
+    assert "it is the same job (not sent)" in result.output
+
+
 @pytest.mark.usefixtures("topics", "ended_batch")
 def test_a_batch_that_was_closed_takes_more_under_an_idempotency_key_alone(run: Run) -> None:
     refused = run("submit", "-", "--batch", "b", stdin='{"prompt": "one"}\n')
@@ -218,6 +319,10 @@ def test_a_cancel_goes_out_for_what_it_names(run: Run, kafka: str, prefix: str) 
     assert json.loads(run("cancel", "unseen", "--job", "--json").stdout)["kind"] == "job"
     messages = read(kafka, f"{prefix}.control.v1", 2)
     assert {str(message["type"]) for message in messages} == {"cancel_batch", "cancel_job"}
+
+
+def test_a_cancel_of_a_batch_and_a_job_in_one_is_a_usage_error(run: Run) -> None:
+    assert run("cancel", "b", "--batch", "--job").exit_code == Exit.USAGE
 
 
 def test_migrations_can_be_checked(run: Run) -> None:

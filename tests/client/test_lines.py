@@ -92,6 +92,7 @@ def test_a_job_sent_twice_counts_once() -> None:
     _, same, other = read(*lines)
     assert same.problem is not None
     assert (same.problem.code, same.problem.sent) == (ErrorCode.DUPLICATE_JOB_ID, False)
+    assert not same.problem.left_out
     assert other.problem is not None
     assert (other.problem.code, other.problem.sent) == (ErrorCode.DUPLICATE_JOB_ID, True)
     assert other.problem.message == "its job_id is that of line 1, with other content"
@@ -102,12 +103,15 @@ def test_a_line_of_another_batch_or_tenant_is_not_sent(field: str) -> None:
     (outgoing,) = read({"prompt": "x", field: "other"})
     assert outgoing.problem is not None
     assert (outgoing.problem.param, outgoing.problem.sent) == (field, False)
+    assert outgoing.problem.left_out
 
 
 def test_a_line_larger_than_kafka_takes_is_not_sent() -> None:
     (outgoing,) = read({"prompt": "x" * 100}, max_bytes=100)
     assert outgoing.problem is not None
     assert (outgoing.problem.code, outgoing.problem.sent) == (ErrorCode.MESSAGE_TOO_LARGE, False)
+    assert outgoing.problem.left_out
+    assert "HEADRACE_KAFKA_MESSAGE_MAX_BYTES" in outgoing.problem.message
 
 
 def test_a_deadline_of_the_batch_is_for_jobs_without_one() -> None:
