@@ -77,8 +77,8 @@ class Client:
         self.topics = topics or Topics()
         self.tenant = tenant
         self._kafka = {"bootstrap.servers": bootstrap, **(kafka or {})}
+        self._outbox = Outbox(self._kafka)  # refuses what is no number
         self._max_bytes = int(self._kafka.get("message.max.bytes", 1_000_000)) - _FRAMING
-        self._outbox = Outbox(self._kafka)
         self._found: set[str] = set()
         self.confirmed = 0
 

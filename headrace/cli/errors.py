@@ -4,8 +4,11 @@ Rules are looked up by the error's class, by name, so that translating never imp
 error without a rule is a defect and keeps its traceback.
 """
 
+import errno
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.cli.exits import Exit
 
@@ -32,6 +35,8 @@ class Rule:
     sentence: str = "{error}"
     exact: bool = False
 
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _ROLES = "Have the owner of the tables run deploy/roles.sql, or log in with another role."
 _DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
@@ -67,7 +72,9 @@ RULES = {
     "headrace.client.errors.DeliveryFailed": Rule(Exit.UNAVAILABLE, _BROKER),
     "headrace.client.errors.BrokerUnreachable": Rule(Exit.UNAVAILABLE, _BROKER),
     "headrace.client.errors.TopicMissing": Rule(Exit.NOT_READY, "Run `headrace topics create`."),
-    "headrace.client.errors.InvalidLine": Rule(Exit.USAGE, "Nothing after that line was sent."),
+    "headrace.client.errors.InvalidLine": Rule(
+        Exit.USAGE, "Of a file nothing was sent; of stdin, what came before that line."
+    ),
     "headrace.client.errors.InvalidName": Rule(Exit.USAGE, "Choose another."),
     "headrace.store.errors.UnknownStore": Rule(Exit.USAGE, _STORE),
     "headrace.store.errors.StoreNotInstalled": Rule(Exit.NOT_READY),
@@ -101,12 +108,40 @@ def translate(error: BaseException) -> Failure | None:
     """What to tell the user of ``error``; None when it is a defect, or not for us."""
     if isinstance(error, Failure):
         return error
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return Failure(
+            Exit.REFUSED, "The disk is full: the output is not whole.", "Make room, and run it again."
+        )
+    if refused := _refused_property(error):
+        return refused
     for name in _names(type(error)):
         rule = RULES.get(name)
         if rule and not (rule.exact and name != next(_names(type(error)))):
-            text = rule.sentence.format(error=_text(error), path=getattr(error, "filename", None) or error)
+            path = getattr(error, "filename", None)
+            # An error of ours below Python's own class is a sentence already.
+            sentence = "{error}" if "{path}" in rule.sentence and path is None else rule.sentence
+            text = sentence.format(error=_text(error), path=path)
             return Failure(rule.exit_code, text, getattr(error, "remedy", "") or _remedy(rule, text))
     return None
+
+
+def _refused_property(error: BaseException) -> Failure | None:
+    """What librdkafka does not take as it is set: a mistake in the environment, wherever the broker is."""
+    cause: Any = error.args[0] if error.args else None
+    if (
+        type(error).__name__ != "KafkaException"
+        or not hasattr(cause, "name")
+        or cause.name() != "_INVALID_ARG"
+    ):
+        return None
+    from headrace.settings import KAFKA_PREFIX, variable
+
+    text = _text(error)
+    named = re.search(r'property:? "([\w.]+)"', text)
+    name = KAFKA_PREFIX + (named[1].upper().replace(".", "_") if named else "...")
+    if named and named[1] == "bootstrap.servers":
+        name = variable("kafka_bootstrap_servers")
+    return Failure(Exit.USAGE, f"Kafka's client cannot be set up so: {text}.", f"Check {name}.")
 
 
 def _remedy(rule: Rule, text: str) -> str:

@@ -20,5 +20,12 @@ class Exit(IntEnum):
     NOT_FOUND = 3, "There is no such batch, job, file or model."
     UNAVAILABLE = 4, "Broker or database cannot be reached; trying again later may help."
     NOT_READY = 5, "Something has to be set up first: addresses, migrations, topics, an extra to install."
-    REFUSED = 6, "Not possible as asked: an unsupported model, a file in the way, a stack that already runs."
-    INTERRUPTED = 130, "Stopped by Ctrl-C or SIGTERM."
+    REFUSED = (
+        6,
+        "Not possible as asked: an unsupported model, a file in the way, a full disk, a stack that already runs.",
+    )
+    INTERRUPTED = (
+        130,
+        "Stopped by Ctrl-C, or by SIGTERM where there is something to bring to an end; other commands die of it (143).",
+    )
+    PIPE_CLOSED = 141, "Who read the output has read enough, as `head` does."

@@ -1,5 +1,6 @@
 """The root of the command line: its groups, the boundary where errors are translated, and the version."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -7,22 +8,39 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from headrace.cli import dlq, doctor, files, jobs, ledger, local, retry, serve, topics
-from headrace.cli.errors import defect, translate
+from headrace.cli.errors import DISK_FULL, Failure, defect, translate
 from headrace.cli.exits import Exit
-from headrace.cli.output import show_failure
+from headrace.cli.output import discard, show_failure
 
 
 class Boundary(TyperGroup):
     """The group at the root. Nothing that a user can cause leaves it as a traceback."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remember whether a failure has to be JSON, also one of the rest of the command line."""
+        ctx.obj = {"json": True} if "--json" in args else None
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a translated error is shown and becomes its exit code."""
         try:
-            return super().invoke(ctx)
-        # `headrace results b | head` has read enough. Typer knows what to do with this and with its own.
-        except (BrokenPipeError, typer.Exit, typer.Abort, TyperException):
+            returned = super().invoke(ctx)
+            sys.stdout.flush()  # here, where it may fail
+            return returned
+        except BrokenPipeError:  # `headrace results b | head` has read enough
+            discard(sys.stdout, sys.stderr)
+            raise typer.Exit(Exit.PIPE_CLOSED) from None
+        except (typer.Exit, typer.Abort):
             raise
+        except TyperException as error:
+            if not ctx.obj:
+                raise  # Typer draws its own
+            message = getattr(error, "format_message", error.__str__)()
+            show_failure(Failure(Exit.USAGE, message, "See --help."), as_json=True)
+            raise typer.Exit(Exit.USAGE) from None
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
+                discard(sys.stdout)
             failure = translate(error) or (defect(error) if ctx.obj else None)
             if failure is None:
                 raise

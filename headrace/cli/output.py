@@ -1,14 +1,16 @@
 """What commands print: results to stdout, for people or as JSON; everything else to stderr."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.errors import Failure
+from headrace.cli.errors import DISK_FULL, Failure
 from headrace.cli.exits import Exit
 
 if TYPE_CHECKING:
@@ -19,14 +21,7 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 4096
 
 
-def _remember(context: typer.Context, value: bool) -> bool:
-    """Let the boundary know, so that a failure is JSON too."""
-    if value:
-        context.find_root().obj = {"json": True}
-    return value
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", callback=_remember)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def console() -> "Console":
@@ -99,12 +94,28 @@ def show_failure(failure: Failure, as_json: bool) -> None:
 
 @contextmanager
 def open_output(path: str | None) -> Iterator[IO[bytes]]:
-    """``path`` for writing; for None and "-" stdout, which stays open."""
-    if path in (None, "-"):
+    """``path`` for writing; for None and "-" stdout, which stays open. On a full disk no part of a file is left."""
+    if path is None or path == "-":
         yield sys.stdout.buffer
-    else:
-        with open(str(path), "wb") as out:
+        return
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise Failure(Exit.NOT_FOUND, f"There is no directory {file.parent}.")
+    try:
+        with file.open("wb") as out:
             yield out
+    except OSError as error:
+        if error.errno in DISK_FULL and file.is_file():
+            file.unlink()
+        raise
+
+
+def discard(*streams: IO[str]) -> None:
+    """Send what these still hold, and cannot get rid of, nowhere: else the interpreter fails at its end."""
+    with suppress(OSError, ValueError):  # a stream of a test's is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in streams:
+            os.dup2(nowhere, stream.fileno())
 
 
 @contextmanager

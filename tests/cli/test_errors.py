@@ -1,8 +1,13 @@
 """A user's mistake is one sentence, a remedy and an exit code; never a traceback."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 import psycopg
 import pytest
@@ -11,8 +16,10 @@ from typer.testing import CliRunner, Result
 from headrace.cli import app, context
 from headrace.cli.errors import RULES, Failure, translate
 from headrace.cli.exits import Exit
+from headrace.cli.output import open_output
 from headrace.engine.errors import BadCheckpoint, EngineError
 from headrace.local.errors import MissingPart
+from headrace.settings import child_environment
 
 CLOSED_PORT = 1  # nobody has it, and the system gives it to nobody
 
@@ -208,6 +215,93 @@ def test_an_unknown_tier_is_refused_with_those_there_are(tmp_path: Path) -> None
 
 def test_an_unknown_option_is_a_usage_error() -> None:
     assert run("submit", "--speed", "9").exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("status b --json --speed 9", "--speed"),
+        ("status --json", "BATCH|JOB"),
+        ("dlq lisst --json", "lisst"),
+        ("nonsense --json", "nonsense"),
+        ("generate a b --in-flight none --json", "--in-flight"),
+    ],
+)
+def test_a_usage_error_is_json_with_json(line: str, word: str) -> None:
+    result = run(*line.split())
+    error = json.loads(result.stderr)["error"]
+    assert result.exit_code == error["exit_code"] == Exit.USAGE
+    assert word in error["message"]
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["topics describe", "submit"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEADRACE_KAFKA_FOO_BAR", "1"),
+        ("HEADRACE_KAFKA_MESSAGE_MAX_BYTES", "abc"),
+        ("HEADRACE_KAFKA_SECURITY_PROTOCOL", "none"),
+    ],
+)
+def test_a_property_that_kafka_does_not_take_is_a_usage_error(
+    command: str, name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    monkeypatch.setenv(name, value)
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    result = run(*command.split(), *([str(file)] if command == "submit" else []))
+    assert result.exit_code == Exit.USAGE
+    assert name in result.output
+
+
+def process(stdout: int, home: Path) -> subprocess.CompletedProcess[str]:
+    environment = child_environment(HEADRACE_STATE_DIR=str(home), KAFKA_BOOTSTRAP_SERVERS="", DATABASE_URL="")
+    command = [sys.executable, "-m", "headrace", "doctor", "--json"]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_a_reader_that_has_read_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = process(writing, tmp_path)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (Exit.PIPE_CLOSED, "")
+
+
+def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        ended = process(full.fileno(), tmp_path)
+    error = json.loads(ended.stderr)["error"]
+    assert ended.returncode == error["exit_code"] == Exit.REFUSED
+    assert "full" in error["message"]
+
+
+def _write_to_full_disk(out: IO[bytes]) -> None:
+    out.write(b"{}\n")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
+    target = tmp_path / "results.jsonl"
+    with pytest.raises(OSError, match="No space left"), open_output(str(target)) as out:
+        _write_to_full_disk(out)
+    assert not target.exists()
+
+
+def test_output_into_a_directory_that_is_not_there_names_the_directory(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Failure, match=r"There is no directory .*gone\.$"),
+        open_output(str(tmp_path / "gone" / "x")),
+    ):
+        pass
+
+
+def test_an_error_that_is_a_sentence_is_left_as_one() -> None:
+    failure = translate(FileExistsError("out.jsonl holds results of another input than in.jsonl"))
+    assert failure is not None
+    assert failure.message == "out.jsonl holds results of another input than in.jsonl"
 
 
 @pytest.mark.usefixtures("bare")
