@@ -1,5 +1,6 @@
 """Puts an engine together: model, memory, scheduler, executor."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from headrace.engine.scheduler import Scheduler
 from headrace.engine.warmup import compile_kernels, peak_bytes, run_large_steps
 from headrace.engine.weights import load_model
 
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 CPU_KV_TOKENS = 65_536
 CPU_SLOTS, CPU_BATCHED_TOKENS = 64, 1024
 CUDA_SLOTS, CUDA_BATCHED_TOKENS = 2048, 8192
@@ -85,12 +87,20 @@ def build(config: EngineConfig) -> Parts:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not DEVICE.fullmatch(name):
+        raise EngineError(
+            f"device {name!r} is none: it is cpu, cuda, cuda:N or auto (HEADRACE_DEVICE, --device)"
+        )
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineError(
             f"device {name!r} was asked for, but torch finds no CUDA device; use 'cpu' or 'auto'"
         )
     if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise EngineError(
+                f"device {name!r} was asked for, and the last is cuda:{torch.cuda.device_count() - 1}"
+            )
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device
@@ -121,9 +131,14 @@ def _num_blocks(
         free, total = torch.cuda.mem_get_info(device)
         graphs = peak if config.cuda_graphs else 0
         blocks = int(free - (1 - config.memory_fraction) * total - peak - graphs) // page
+    if blocks < 1 and config.kv_tokens is not None:
+        raise EngineError(
+            f"kv_tokens is {config.kv_tokens}, and the KV cache needs at least one block of {config.block_size}:"
+            " raise kv_tokens (HEADRACE_KV_TOKENS)"
+        )
     if blocks < 1:
         raise OutOfMemory(
             f"the KV cache needs at least one block of {config.block_size} tokens ({page / 2**20:.1f} MiB):"
-            " raise kv_tokens or memory_fraction"
+            " raise memory_fraction"
         )
     return blocks

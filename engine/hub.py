@@ -13,6 +13,11 @@ def resolve(name_or_path: str | Path) -> Path:
 
     Raises ModelNotFound, which says what to do.
     """
+    return local(name_or_path) or _from_hub(str(name_or_path))
+
+
+def local(name_or_path: str | Path) -> Path | None:
+    """The directory, if a path is meant; None for what may be a hub id. Raises ModelNotFound as ``resolve``."""
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
@@ -23,7 +28,7 @@ def resolve(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelNotFound(f"no model directory at {path}")
-    return _from_hub(name)
+    return None
 
 
 def _from_hub(name: str) -> Path:

@@ -8,6 +8,8 @@ from headrace.cli.exits import Exit
 BROKER_PATIENCE_S = 8.0
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headrace.client import Client
     from headrace.ledger import Ledger
     from headrace.local.state import Addresses
@@ -26,7 +28,11 @@ def load_settings(**options: Any) -> "Settings":
     try:
         return Settings(**{name: value for name, value in options.items() if value is not None})
     except SettingsError as error:  # no JSON where JSON must be
-        raise Failure(Exit.USAGE, f"The environment is not usable: {error}.") from None
+        setting = next((name for name in Settings.model_fields if f'"{name}"' in str(error)), "")
+        named = variable(setting) if setting else "A variable"
+        raise Failure(
+            Exit.USAGE, f"{named} is not usable: it must be a JSON object.", "See docs/operations.md."
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         if not first["loc"]:  # of several settings together
@@ -54,7 +60,8 @@ def bootstrap_servers(settings: "Settings") -> str:
         raise Failure(
             Exit.NOT_READY,
             "No Kafka broker is named, and no local stack runs.",
-            "Set KAFKA_BOOTSTRAP_SERVERS=host:port, or start a stack with `headrace local up`.",
+            "Set KAFKA_BOOTSTRAP_SERVERS=host:port, or start a stack with `headrace local up`."
+            + _left_behind(settings),
         )
     return address
 
@@ -72,7 +79,8 @@ def database_url(settings: "Settings") -> str:
         raise Failure(
             Exit.NOT_READY,
             "No database is named, and no local stack runs.",
-            "Set DATABASE_URL=postgresql://user:password@host/database, or start a stack with `headrace local up`.",
+            "Set DATABASE_URL=postgresql://user:password@host/database, or start a stack with `headrace local up`."
+            + _left_behind(settings),
         )
     parse_url(address)  # before a driver that cannot read it quotes it, password and all
     return address
@@ -129,8 +137,17 @@ def topics(settings: "Settings") -> "Topics":
         ) from None
 
 
+def _left_behind(settings: "Settings") -> str:
+    """What to do about a stack that was killed, where one was."""
+    return " `headrace local down` clears what a killed one left here." if _record(settings).exists() else ""
+
+
+def _record(settings: "Settings") -> "Path":
+    return settings.state_dir / "stack.json"
+
+
 def _running_stack(settings: "Settings") -> "Addresses | None":
-    if not (settings.state_dir / "stack.json").exists():
+    if not _record(settings).exists():
         return None  # the usual case in production, where the embedded extra is not installed either
     from headrace.local.state import StateDir
 

@@ -232,9 +232,9 @@ def _row(message: "Message", source: "Source") -> "JobRow | RejectionRow":
 def _has_run_again(ledger: "Ledger", row: "JobRow | RejectionRow", letter: "DeadLetter") -> bool:
     """Whether the job died in a run that is not its latest. A rejected record has no job, or another's."""
     from headrace.ledger import JobRow
-    from headrace.schemas import ErrorCode
+    from headrace.worker.results import FOR_PEOPLE
 
-    if not isinstance(row, JobRow) or letter.code != ErrorCode.ENGINE_FAILURE:
+    if not isinstance(row, JobRow) or letter.code not in FOR_PEOPLE:
         return False
     status = ledger.job(row.id)
     return status is not None and status.run >= row.run

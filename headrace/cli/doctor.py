@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -142,10 +141,12 @@ def _model(settings: "Settings") -> Finding:
             return Finding("model", True, f"{model.NAME} (the default) in {place}")
         remedy = "It is fetched when first needed; `headrace local model` does it now. Or set HEADRACE_MODEL."
         return Finding("model", None, f"{model.NAME} (the default) is not here yet", remedy)
-    if Path(settings.model).expanduser().is_dir():
+    from headrace.engine.hub import local
+
+    if directory := local(settings.model):
         from headrace.engine.models.config import ModelConfig
 
-        config = ModelConfig.from_directory(Path(settings.model).expanduser())
+        config = ModelConfig.from_directory(directory)
         return Finding("model", True, f"{config.architecture} in {settings.model}")
     return Finding("model", None, f"{settings.model} is looked up on the hub when a worker starts")
 
@@ -153,6 +154,11 @@ def _model(settings: "Settings") -> Finding:
 def _gpu(settings: "Settings") -> Finding:
     import torch
 
+    from headrace.engine.build import DEVICE
+
+    if not DEVICE.fullmatch(settings.device):
+        remedy = "Set HEADRACE_DEVICE to cpu, cuda, cuda:N or auto."
+        return Finding("gpu", False, f"there is no device {settings.device!r}", remedy)
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         return Finding("gpu", True, f"{names}; torch {torch.__version__}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PANEL = "Set up"
 DOWN_S = 120.0
+EXAMPLE = Path("examples/prompts.jsonl")
 
 group = typer.Typer(no_args_is_help=True, help="The whole stack on this machine, without Docker.")
 
@@ -141,7 +142,7 @@ def run(
 
 
 @group.command()
-def demo(file: File = Path("examples/prompts.jsonl")) -> None:
+def demo(file: File = EXAMPLE) -> None:
     """Start a stack, run example prompts, show answers and the job table, and stop everything."""
     _must_hold_jobs(file)
     settings = context.load_settings()
@@ -151,8 +152,9 @@ def demo(file: File = Path("examples/prompts.jsonl")) -> None:
         # A table that outlives the demo may hold the last one's batch.
         submission = send(settings, str(file), "standard", batch_id="demo" if embedded else None)
         batch_id = submission.batch_id
-        on_purpose = "; these will not succeed, on purpose:" if submission.problems else "."
-        note(f"{submission.expected} prompts of {file} are on their way{on_purpose}")
+        on_purpose = ", on purpose" if file == EXAMPLE else ""
+        problems = f"; these will not succeed{on_purpose}:" if submission.problems else "."
+        note(f"{submission.expected} prompts of {file} are on their way{problems}")
         report_problems(submission)
         with context.open_ledger(settings) as ledger:
             batch = follow(

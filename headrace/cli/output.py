@@ -1,6 +1,7 @@
 """What commands print: results to stdout, for people or as JSON; everything else to stderr."""
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,6 +39,11 @@ def messages() -> "Console":
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
+def printable(text: str) -> str:
+    """``text`` with control characters but tab and newline escaped: what others wrote must not command a terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def count(number: int, noun: str) -> str:
     """``1 job``, ``2 jobs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -60,7 +66,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     for name in columns:
         grid.add_column(name, overflow="fold")
     for row in rows:
-        grid.add_row(*(Text("-" if value is None else str(value)) for value in row))
+        grid.add_row(*(Text("-" if value is None else printable(str(value))) for value in row))
     console().print(grid)
 
 
@@ -69,7 +75,7 @@ def fields(pairs: Mapping[str, object]) -> None:
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
         if value is not None:
-            console().print(f"{name:<{width}}  {value}", markup=False)
+            console().print(f"{name:<{width}}  {printable(str(value))}", markup=False)
 
 
 def note(text: str) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from headrace.cli import app, context
 from headrace.cli.errors import RULES, Failure, translate
 from headrace.cli.exits import Exit
-from headrace.cli.output import open_output
+from headrace.cli.output import fields, open_output
 from headrace.engine.errors import BadCheckpoint, EngineError
 from headrace.local.errors import MissingPart
 from headrace.settings import child_environment
@@ -74,6 +74,16 @@ def test_without_addresses_a_command_says_how_to_get_them(command: str) -> None:
     result = run(*command.split())
     assert result.exit_code == Exit.NOT_READY
     assert "headrace local up" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["status b", "topics describe"])
+def test_where_a_stack_was_killed_a_command_says_how_to_clear_it(command: str, tmp_path: Path) -> None:
+    assert "headrace local down" not in run(*command.split()).output
+    (tmp_path / "stack.json").write_text("{}")
+    result = run(*command.split())
+    assert result.exit_code == Exit.NOT_READY
+    assert "headrace local down" in result.output
 
 
 @pytest.mark.usefixtures("bare")
@@ -315,6 +325,38 @@ def test_a_misspelt_setting_is_told_and_stops_nobody(command: str, monkeypatch: 
     result = run(command)
     assert result.exit_code == Exit.NOT_READY  # there are no addresses
     assert "HEADRACE_PREFTCH is no setting and changes nothing: HEADRACE_PREFETCH is one." in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("check", "name", "value"),
+    [
+        ("model", "HEADRACE_MODEL", "/nonexistent"),
+        ("model", "HEADRACE_MODEL", "./gone"),
+        ("gpu", "HEADRACE_DEVICE", "gpu"),
+    ],
+)
+def test_doctor_says_no_where_a_worker_would(
+    check: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    result = run("doctor", "--json")
+    (finding,) = [each for each in json.loads(result.stdout)["findings"] if each["check"] == check]
+    assert finding["ok"] is False
+    assert result.exit_code == Exit.NOT_READY
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TIER", "xx")
+    result = run("doctor")
+    assert result.exit_code == Exit.USAGE
+    assert "HEADRACE_TIER is not usable: it must be a JSON object." in result.output
+
+
+def test_what_others_wrote_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    fields({"value": "\x1b[2Jred\x9band\nblue\x7f"})
+    assert capsys.readouterr().out == "value  \\x1b[2Jred\\x9band\nblue\\x7f\n"
 
 
 @pytest.mark.usefixtures("bare")

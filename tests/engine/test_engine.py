@@ -8,7 +8,7 @@ import pytest
 import tiny_model
 
 from headrace.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
-from headrace.engine.errors import EngineError, InvalidRequest, ModelNotFound, OutOfMemory
+from headrace.engine.errors import EngineError, InvalidRequest, ModelNotFound
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -153,8 +153,11 @@ def test_streamed_tokens_are_the_completion(model):
 def test_what_cannot_be_built_says_why(model, tmp_path):
     with pytest.raises(ModelNotFound):
         Engine(EngineConfig(model=str(tmp_path / "nowhere"), device="cpu"))
-    with pytest.raises(OutOfMemory, match="kv_tokens"):
+    with pytest.raises(EngineError, match="raise kv_tokens"):
         build(model, kv_tokens=3)
+    for device in ("gpu", "cuda:", "mps", "cuda:-1"):
+        with pytest.raises(EngineError, match=r"HEADRACE_DEVICE"):
+            build(model, device=device)
     with pytest.raises(EngineError, match="dtype"):
         EngineConfig(model=model, dtype="int3")
     with pytest.raises(EngineError, match="lag"):
