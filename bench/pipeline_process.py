@@ -136,7 +136,10 @@ def threads() -> dict[str, float]:
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     seconds: Counter[str] = Counter()
     for task in Path("/proc/self/task").iterdir():
-        comm, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        try:
+            comm, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:  # it has ended meanwhile
+            continue
         name = names.get(int(task.name)) or comm.rstrip("0123456789/")
         user, system = fields.split()[11:13]
         seconds[name] += (int(user) + int(system)) / TICKS
