@@ -12,10 +12,8 @@ import pytest
 from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import JobState
 from headrace.worker.attempts import Attempts
-from headrace.worker.consumer import Delivery
-from headrace.worker.job import Job, read
+from headrace.worker.job import Job
 from headrace.worker.metrics import Metrics
-from headrace.worker.offsets import Assignment
 from headrace.worker.running import Running
 
 
@@ -97,14 +95,6 @@ def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
     made.attempts.close()
-
-
-@pytest.fixture
-def job() -> Job:
-    record = Delivery("bulk", Assignment("t", 0), 7, 1_800_000_000_000, None, b'{"prompt": "x"}', [])
-    made = read(record, "pool", frozenset())
-    assert isinstance(made, Job)
-    return made
 
 
 def test_an_attempt_that_is_being_written_at_a_stop_is_given_back(bench: Bench, job: Job) -> None:

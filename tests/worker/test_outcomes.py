@@ -10,11 +10,9 @@ import pytest
 from headrace.ledger import Finished, Ledger, OutcomeRow, StoredJob
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState, Topics
 from headrace.worker import WorkerConfig, outcomes
-from headrace.worker.consumer import Delivery
 from headrace.worker.held import Held
-from headrace.worker.job import Job, read
+from headrace.worker.job import Job
 from headrace.worker.metrics import Metrics
-from headrace.worker.offsets import Assignment
 from headrace.worker.outcomes import Outcomes
 from headrace.worker.publisher import Publication
 
@@ -82,14 +80,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench()
     yield made
     made.outcomes.close()
-
-
-@pytest.fixture
-def job() -> Job:
-    record = Delivery("bulk", Assignment("t", 0), 7, 1_800_000_000_000, None, b'{"prompt": "x"}', [])
-    made = read(record, "pool", frozenset())
-    assert isinstance(made, Job)
-    return made
 
 
 def result(job: Job, state: JobState, error: JobError | None = None) -> bytes:
