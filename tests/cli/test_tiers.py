@@ -44,7 +44,7 @@ def test_what_is_set_takes_the_default_s_place(monkeypatch: pytest.MonkeyPatch) 
         ("HEADRACE_TIER__BULC__FLOOR", "0.1", "HEADRACE_TIER__BULC__... is about no tier"),
         ("HEADRACE_TIER__BULK__RESERVE", "0.99", "the tiers' reserves must add up to less than 1"),
         ("HEADRACE_TIER__BULK__FLOOR", "0.95", "the tiers' floors must add up to 1 at most"),
-        ("HEADRACE_TIER", '{"bulk"', 'error parsing value for field "tier"'),
+        ("HEADRACE_TIER", '{"bulk"', "HEADRACE_TIER is not usable: it must be a JSON object"),
     ],
 )
 def test_a_mistake_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
