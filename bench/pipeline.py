@@ -397,9 +397,16 @@ def conditions(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
         "broker": f"{stack.broker.kind}; {' '.join(JVM)}; {PARTITIONS} partitions",
         "postgres": f"{version[0] if version else ''}; " + ", ".join(f"{k}={v}" for k, v in POSTGRES.items()),
         "python": sys.version.split()[0],
-        "command": " ".join(["python", "bench/pipeline.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "bench/pipeline.py", *without_out(sys.argv[1:])]),
         **{name: value for name, value in vars(options).items() if name != "out"},
     }
+
+
+def without_out(arguments: list[str]) -> list[str]:
+    """The arguments but for --out: a folder of this machine means nothing on another."""
+    out = argparse.ArgumentParser(add_help=False)
+    out.add_argument("--out")
+    return out.parse_known_args(arguments)[1]
 
 
 def main() -> None:
