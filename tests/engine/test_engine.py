@@ -5,17 +5,11 @@ import random
 import weakref
 
 import pytest
-import tiny_model
 
 from headrace.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
 from headrace.engine.errors import EngineError, InvalidRequest, ModelNotFound
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
 
 
 def build(model, **options):

@@ -4,13 +4,14 @@ import random
 
 import numpy as np
 import pytest
-import tiny_model
-from fake_graphs import fake_graphs
+from fake_graphs import WithGraphs
 
 from headrace.engine import Engine, EngineConfig, Request, SamplingParams
 from headrace.engine.build import build
 from headrace.engine.graphs import GraphCache, graph_sizes
 from headrace.engine.numerics import BATCH_INVARIANT
+
+pytestmark = pytest.mark.usefixtures("replays")
 
 OPTIONS = [
     {},
@@ -21,32 +22,6 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def replays(monkeypatch):
-    with fake_graphs(monkeypatch) as replayed:
-        yield replayed
-
-
-class WithGraphs:
-    """Runs steps that fit as graphs, the others as ever."""
-
-    def __init__(self, inner, *, mixed):
-        self.inner, self.graphs = inner, GraphCache(inner.runner, mixed=mixed)
-        self.graphs.capture_all()
-        self.shared = 0
-
-    def submit(self, plan):
-        if not self.graphs.fits(plan):
-            return self.inner.submit(plan)
-        self.shared += len(plan.group_start) > 0
-        return self.inner._handle(self.graphs.run(plan), None, plan)
-
-
 def engine_of(model, *, graphs, mixed=False, **options):
     defaults = {"kv_tokens": 8192, "max_slots": 40, "block_size": 16, "max_context": 256}
     config = EngineConfig(
@@ -55,7 +30,9 @@ def engine_of(model, *, graphs, mixed=False, **options):
     parts = build(config)
     engine = Engine(config, parts)
     if graphs:
-        engine._executor = WithGraphs(parts.executor, mixed=mixed)
+        cache = GraphCache(parts.executor.runner, mixed=mixed)
+        cache.capture_all()
+        engine._executor = WithGraphs(parts.executor, cache)
     return engine
 
 

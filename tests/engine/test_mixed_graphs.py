@@ -3,36 +3,11 @@
 import random
 
 import pytest
-import tiny_model
-from fake_graphs import fake_graphs
+from fake_graphs import WithGraphs
 
 from headrace.engine import Engine, EngineConfig, Request, SamplingParams
 from headrace.engine.build import build
 from headrace.engine.mixed_graphs import PREFILL_ROWS, MixedGraphs
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def replays(monkeypatch):
-    with fake_graphs(monkeypatch) as replayed:
-        yield replayed
-
-
-class WithGraphs:
-    """Runs mixed steps that fit as graphs, the others as ever."""
-
-    def __init__(self, inner):
-        self.inner, self.graphs = inner, MixedGraphs(inner.runner)
-        self.graphs.capture_all(None)
-
-    def submit(self, plan):
-        if self.graphs.fits(plan):
-            return self.inner._handle(self.graphs.run(plan), None, plan)
-        return self.inner.submit(plan)
 
 
 def engine_of(model, *, graphs, **options):
@@ -41,7 +16,9 @@ def engine_of(model, *, graphs, **options):
     parts = build(config)
     engine = Engine(config, parts)
     if graphs:
-        engine._executor = WithGraphs(parts.executor)
+        mixed = MixedGraphs(parts.executor.runner)
+        mixed.capture_all(None)
+        engine._executor = WithGraphs(parts.executor, mixed)
     return engine
 
 

@@ -208,11 +208,6 @@ def test_tokens_are_drawn_as_often_as_their_edited_logits_say(options: dict[str,
 # -- through the engine ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
-
-
 def build(model: str, **options: object) -> Engine:
     defaults = {"dtype": "float32", "device": "cpu", "kv_tokens": 4096, "max_slots": 16, "block_size": 16}
     return Engine(EngineConfig(model=model, weights="random", **(defaults | options)))

@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterable
 
 import pytest
-import tiny_model
 import torch
 from one_step import OneSequence
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -17,11 +16,6 @@ from headrace.kernels.sample import gumbel_noise
 VOCAB = 256
 # So hot that the model's logits are nothing beside the noise, which then chooses alone.
 NOISE_ALONE = SamplingParams(temperature=1e12, max_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
 
 
 def build(model: str, **options: object) -> Engine:

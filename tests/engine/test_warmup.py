@@ -5,7 +5,7 @@ import random
 import pytest
 import tiny_model
 import torch
-from fake_graphs import fake_graphs
+from fake_graphs import WithGraphs
 from offline_compile import specialisations_met
 
 from headrace.engine import Engine, EngineConfig, Request, SamplingParams
@@ -27,7 +27,7 @@ OPTIONS = [
 
 
 @pytest.fixture
-def met(monkeypatch):
+def met(monkeypatch, replays):
     """The launchers' view of an H200, at least as far as it chooses kernels."""
     for kernel in ("decode_attention", "shared_prefix", "edit_logits"):
         monkeypatch.setattr(f"headrace.kernels.{kernel}.multiprocessors", lambda device: MULTIPROCESSORS)
@@ -38,18 +38,8 @@ def met(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     # A copy to a GPU begins at a multiple of 16 bytes, wherever the array stood.
     monkeypatch.setattr(Staging, "upload", lambda self, arrays: [torch.tensor(array) for array in arrays])
-    with fake_graphs(monkeypatch), specialisations_met(monkeypatch) as specialisations:
+    with specialisations_met(monkeypatch) as specialisations:
         yield specialisations
-
-
-class WithGraphs:
-    def __init__(self, inner, graphs):
-        self.inner, self.graphs = inner, graphs
-
-    def submit(self, plan):
-        if self.graphs is None or not self.graphs.fits(plan):
-            return self.inner.submit(plan)
-        return self.inner._handle(self.graphs.run(plan), None, plan)
 
 
 def ready_engine(path, *, graphs, mixed=False, **options):
@@ -63,7 +53,8 @@ def ready_engine(path, *, graphs, mixed=False, **options):
         cache.capture_all()
     run_large_steps(runner, cache.sizes if cache else [runner.max_slots], config.max_batched_tokens)
     engine = Engine(config, parts)
-    engine._executor = WithGraphs(parts.executor, cache)
+    if cache is not None:
+        engine._executor = WithGraphs(parts.executor, cache)
     return engine
 
 

@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.engine.executor import LocalExecutor, StepHandle
+from headrace.engine.graphs import GraphCache
+from headrace.engine.mixed_graphs import MixedGraphs
+from headrace.engine.plan import StepPlan
+
 
 class FakeGraph:
     """A recorded step, and where its results stand."""
@@ -25,6 +30,21 @@ class FakeGraph:
     def pool(self) -> tuple[int, int]:
         """What stands for the memory pool."""
         return (0, 1)
+
+
+class WithGraphs:
+    """An executor that runs steps which fit as graphs, the others as ever. ``shared`` counts graphs of shared prefixes."""
+
+    def __init__(self, inner: LocalExecutor, graphs: GraphCache | MixedGraphs) -> None:
+        self.inner, self.graphs = inner, graphs
+        self.shared = 0
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Launch a step."""
+        if not self.graphs.fits(plan):
+            return self.inner.submit(plan)
+        self.shared += len(plan.group_start) > 0
+        return self.inner._handle(self.graphs.run(plan), None, plan)
 
 
 @contextmanager
