@@ -1,6 +1,8 @@
 """The root of the command line: its groups, the boundary where errors are translated, and the version."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -17,27 +19,23 @@ class Boundary(TyperGroup):
     """The group at the root. Nothing that a user can cause leaves it as a traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remember whether a failure has to be JSON, also one of the rest of the command line."""
+        """Remember whether a failure has to be JSON, whichever part of the command line is at fault."""
         ctx.obj = {"json": True} if "--json" in args else None
-        return super().parse_args(ctx, args)
+        with _usage_errors(as_json=bool(ctx.obj)):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a translated error is shown and becomes its exit code."""
         try:
-            returned = super().invoke(ctx)
+            with _usage_errors(as_json=bool(ctx.obj)):
+                returned = super().invoke(ctx)
             sys.stdout.flush()  # here, where it may fail
             return returned
         except BrokenPipeError:  # `headrace results b | head` has read enough
             discard(sys.stdout, sys.stderr)
             raise typer.Exit(Exit.PIPE_CLOSED) from None
-        except (typer.Exit, typer.Abort):
+        except (typer.Exit, typer.Abort, TyperException):
             raise
-        except TyperException as error:
-            if not ctx.obj:
-                raise  # Typer draws its own
-            message = getattr(error, "format_message", error.__str__)()
-            show_failure(Failure(Exit.USAGE, message, "See --help."), as_json=True)
-            raise typer.Exit(Exit.USAGE) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:
                 discard(sys.stdout)
@@ -46,6 +44,19 @@ class Boundary(TyperGroup):
                 raise
             show_failure(failure, as_json=bool(ctx.obj))
             raise typer.Exit(failure.exit_code) from None
+
+
+@contextmanager
+def _usage_errors(as_json: bool) -> Iterator[None]:
+    """Around what reads the command line: with --json its errors are JSON too; else Typer draws them."""
+    try:
+        yield
+    except TyperException as error:
+        if not as_json:
+            raise
+        message = getattr(error, "format_message", error.__str__)()
+        show_failure(Failure(Exit.USAGE, message, "See --help."), as_json=True)
+        raise typer.Exit(Exit.USAGE) from None
 
 
 def _version(value: bool) -> None:

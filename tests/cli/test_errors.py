@@ -231,6 +231,8 @@ def test_an_unknown_option_is_a_usage_error() -> None:
     ("line", "word"),
     [
         ("status b --json --speed 9", "--speed"),
+        ("--bad status b --json", "--bad"),
+        ("--json status b", "--json"),
         ("status --json", "BATCH|JOB"),
         ("dlq lisst --json", "lisst"),
         ("nonsense --json", "nonsense"),
