@@ -126,7 +126,8 @@ class Answers:
 
 def engine_ids(request: "TextRequest") -> list[str]:
     """The ids under which the engine knows a request's answers: the first is the request's own."""
-    count = request.n if request.continuations is None else len(request.continuations)
+    parts = request.continuations or request.inputs
+    count = request.n if parts is None else len(parts)
     return [request.id, *(f"{request.id}#{index}" for index in range(1, count))]
 
 

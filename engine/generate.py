@@ -107,8 +107,8 @@ def _plain_looks(completion: TextCompletion) -> dict[str, Any]:
         looks["prompt_logprobs"] = _plain_tokens(completion.prompt_logprobs)
     if completion.scores is not None:
         looks["scores"] = [dataclasses.asdict(score) for score in completion.scores]
-    if completion.vector is not None:
-        looks["vector"] = completion.vector.tolist()
+    if completion.vectors is not None:
+        looks["vectors"] = [vector.tolist() for vector in completion.vectors]
     return looks
 
 

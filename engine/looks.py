@@ -1,6 +1,6 @@
-"""Requests that look at a prompt and generate nothing: continuations to be scored, a vector to be pooled."""
+"""Requests that look at prompts and generate nothing: continuations to be scored, vectors to be pooled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from headrace.engine.errors import InvalidRequest
 from headrace.engine.request import Completion, Outputs, Request
 from headrace.engine.tokenizer import Tokenizer
-from headrace.engine.validation import Limits
+from headrace.engine.validation import Limits, check_prompt
 
 if TYPE_CHECKING:
     from headrace.engine.text import TextRequest
@@ -32,7 +32,10 @@ class Score:
 def looks(
     request: "TextRequest", names: Sequence[str], prompt: list[int], tokenizer: Tokenizer, limits: Limits
 ) -> list[Request]:
-    """The engine's requests for one that looks, by these names: one a continuation. Raises InvalidRequest."""
+    """The engine's requests for one that looks, by these names: one a continuation, or an input.
+
+    Raises InvalidRequest.
+    """
     whole = Request(
         id=names[0],
         prompt=prompt,
@@ -41,7 +44,13 @@ def looks(
         salt=request.salt,
     )
     if request.pooling is not None:
-        return [replace(whole, outputs=Outputs.VECTOR, pooling=request.pooling)]
+        prompts = (
+            [prompt] if request.inputs is None else _input_ids(request, request.inputs, tokenizer, limits)
+        )
+        return [
+            replace(whole, id=name, prompt=ids, outputs=Outputs.VECTOR, pooling=request.pooling)
+            for name, ids in zip(names, prompts, strict=True)
+        ]
     ends = _continuation_ids(request, prompt, tokenizer)
     for place, end in enumerate(ends):
         _check_continuation(place, prompt, end, limits)
@@ -66,9 +75,24 @@ def score(done: Completion) -> Score:
     return Score(float(logprobs.chosen.sum(dtype=np.float64)), len(logprobs.chosen), likeliest)
 
 
-def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The vector of the same direction and length 1."""
-    return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))
+def pooled(done: Completion, *, normalize: bool) -> NDArray[np.float32]:
+    """The vector of one prompt, [H]; of length 1 if it is to be normalised."""
+    vector = done.vector
+    assert vector is not None, "only completions of pooled prompts have a vector"
+    return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12)) if normalize else vector
+
+
+def _input_ids(
+    request: "TextRequest", inputs: Sequence[str | Sequence[int]], tokenizer: Tokenizer, limits: Limits
+) -> Iterable[list[int]]:
+    """The ids of each, cut as the request says. Raises InvalidRequest."""
+    of_texts = iter(tokenizer.encode_many([text for text in inputs if isinstance(text, str)]))
+    for place, item in enumerate(inputs):
+        ids = next(of_texts) if isinstance(item, str) else list(item)
+        if request.truncate_prompt_tokens is not None:
+            ids = ids[-request.truncate_prompt_tokens :]
+        check_prompt(ids, f"inputs[{place}]", 0, limits)
+        yield ids
 
 
 def _continuation_ids(request: "TextRequest", prompt: list[int], tokenizer: Tokenizer) -> list[list[int]]:

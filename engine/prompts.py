@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def prompt_ids(
     requests: Sequence["TextRequest"], tokenizer: Tokenizer, chat_format: ChatFormat, limits: Limits
 ) -> list[list[int] | InvalidRequest]:
-    """Each request's prompt in ids, or what is wrong with the request, in their order."""
+    """Each request's prompt in ids (none where it has ``inputs``), or what is wrong with it, in their order."""
     results: list[list[int] | InvalidRequest] = [[]] * len(requests)
     plain: dict[int, str] = {}
     rendered: dict[int, str] = {}
@@ -28,6 +28,8 @@ def prompt_ids(
                 text = _rendered(request, request.messages, tokenizer, chat_format)
                 check_text(text, "messages", limits, truncated=request.truncate_prompt_tokens is not None)
                 rendered[place] = text
+            elif request.inputs is not None:
+                continue  # several prompts, which ``looks`` reads
             else:
                 results[place] = list(request.prompt_token_ids or ())
         except InvalidRequest as error:
@@ -37,7 +39,7 @@ def prompt_ids(
             results[place] = ids
     for place, request in enumerate(requests):
         result = results[place]
-        if isinstance(result, list):
+        if isinstance(result, list) and request.inputs is None:
             if request.truncate_prompt_tokens is not None:
                 result = results[place] = result[-request.truncate_prompt_tokens :]
             try:

@@ -27,7 +27,7 @@ from headrace.engine.chat import ChatFormat, ChatOptions
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError, InvalidRequest
 from headrace.engine.grammar import Grammar
-from headrace.engine.looks import Score, looks, score, unit
+from headrace.engine.looks import Score, looks, pooled, score
 from headrace.engine.prompts import prompt_ids
 from headrace.engine.request import (
     Completion,
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One prompt: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
+    """One prompt: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``; or ``inputs``, several to pool.
 
     stop: strings that end the text; the earliest completing one wins and is left out, unless ``sampling.include_stop``.
     bad_words: texts that may not be completed. n: how many answers, each with a seed of its own. truncate_prompt_tokens:
@@ -60,13 +60,15 @@ class TextRequest:
     fields as in Request.
 
     Two kinds of request look at the prompt, and generate nothing. continuations: texts or token ids, each scored as what
-    comes after the prompt. pooling: the prompt's hidden states as one vector, of length 1 if ``normalize``.
+    comes after the prompt. pooling: the prompt's hidden states as one vector, of length 1 if ``normalize``; of each of
+    ``inputs``, texts or token ids, where these stand in the prompt's place.
     """
 
     id: str
     prompt: str | None = None
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    inputs: Sequence[str | Sequence[int]] | None = None
     chat: ChatOptions = field(default_factory=ChatOptions)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
@@ -104,7 +106,8 @@ class RequestError:
 class TextCompletion:
     """How one TextRequest ended: choices, or what it looked for, or an error. Times in seconds from ``add_many``.
 
-    prompt_logprobs: of each of the prompt's tokens. scores: of the continuations, in their order. vector: [H] fp32.
+    prompt_logprobs: of each of the prompt's tokens. scores: of the continuations, in their order. vectors: [H] fp32
+    each, of the prompt or of the inputs in their order.
     """
 
     id: str
@@ -120,7 +123,7 @@ class TextCompletion:
     aborted: bool = False
     prompt_logprobs: list[TokenLogprob] | None = None
     scores: list[Score] | None = None
-    vector: NDArray[np.float32] | None = None
+    vectors: list[NDArray[np.float32]] | None = None
 
 
 class TextEngine(Protocol):
@@ -330,8 +333,13 @@ class LocalTextEngine:
             scores = [score(part) for part in parts]
             tokens = len(prompt) + sum(score.tokens for score in scores)
             return replace(completion, choices=[], prompt_tokens=tokens, scores=scores)
-        if (vector := parts[0].vector) is not None:
-            return replace(completion, choices=[], vector=unit(vector) if request.normalize else vector)
+        if request.pooling is not None:
+            vectors = [pooled(part, normalize=request.normalize) for part in parts]
+            tokens = sum(part.prompt_tokens for part in parts)
+            cached = sum(part.cached_tokens for part in parts)
+            return replace(
+                completion, choices=[], vectors=vectors, prompt_tokens=tokens, cached_tokens=cached
+            )
         if read is None:
             return completion
         pieces = self._tokenizer.pieces(skip_special=False)

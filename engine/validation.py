@@ -26,7 +26,8 @@ MAX_STOP_TOKEN_IDS = 24  # the engine keeps 32 a sequence, the model's own end t
 MAX_BAD_WORDS = 128
 MAX_CHOICES = 128
 MAX_CONTINUATIONS = 1024
-PROMPT_FORMS = ("prompt", "prompt_token_ids", "messages")
+MAX_INPUTS = 2048
+PROMPT_FORMS = ("prompt", "prompt_token_ids", "messages", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,10 @@ def _check_prompt(request: "TextRequest", limits: Limits) -> None:
         check_text(value, form, limits, truncated=request.truncate_prompt_tokens is not None)
     elif form == "prompt_token_ids":
         _check_token_ids(form, value, limits.vocab_size)
+    elif form == "inputs":
+        _check_texts_or_ids(
+            form, value, MAX_INPUTS, limits, truncated=request.truncate_prompt_tokens is not None
+        )
     elif not all(isinstance(message, Mapping) for message in value):
         raise _invalid(form, "must be a list of objects", "invalid_type")
 
@@ -247,6 +252,8 @@ def _check_echo(request: "TextRequest") -> None:
 
 def _check_looks(request: "TextRequest", limits: Limits) -> None:
     """A request that looks at its prompt asks for one thing, and has no answer to speak of."""
+    if request.inputs is not None and request.pooling is None:
+        raise _invalid("inputs", "must stand beside pooling: every other request has one prompt")
     if not request.looks:
         return
     field = "pooling" if request.pooling is not None else "continuations"
@@ -260,24 +267,24 @@ def _check_looks(request: "TextRequest", limits: Limits) -> None:
         if given:
             raise _invalid(param, f"does not go with {field}")
     if request.continuations is not None:
-        _check_continuations(request.continuations, limits)
+        _check_texts_or_ids("continuations", request.continuations, MAX_CONTINUATIONS, limits)
 
 
-def _check_continuations(continuations: Any, limits: Limits) -> None:
-    _check_list("continuations", continuations, MAX_CONTINUATIONS)
-    if not continuations:
-        raise _invalid("continuations", "must not be empty")
-    for place, continuation in enumerate(continuations):
-        param = f"continuations[{place}]"
-        if isinstance(continuation, str):
-            if not continuation:
+def _check_texts_or_ids(name: str, items: Any, most: int, limits: Limits, *, truncated: bool = False) -> None:
+    _check_list(name, items, most)
+    if not items:
+        raise _invalid(name, "must not be empty")
+    for place, item in enumerate(items):
+        param = f"{name}[{place}]"
+        if isinstance(item, str):
+            if not item:
                 raise _invalid(param, "must not be empty")
-            check_text(continuation, param, limits)
-        elif isinstance(continuation, (list, tuple)):
-            _check_token_ids(param, continuation, limits.vocab_size)
+            check_text(item, param, limits, truncated=truncated)
+        elif isinstance(item, (list, tuple)):
+            _check_token_ids(param, item, limits.vocab_size)
         else:
             raise _invalid(
-                param, f"must be a string or a list of token ids, not {_shown(continuation)}", "invalid_type"
+                param, f"must be a string or a list of token ids, not {_shown(item)}", "invalid_type"
             )
 
 

@@ -19,10 +19,10 @@ COMPLETIONS_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 URLS = (CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL)
 
-_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages", "inputs")
 _PROMPT_OF = {CHAT_URL: "messages", COMPLETIONS_URL: "prompt", EMBEDDINGS_URL: "input"}
 _EMBEDDING_OPTIONS = frozenset(Embedding.model_fields)
-_CHAT_FIELDS = (
+CHAT_FIELDS = (
     "tools",
     "tool_choice",
     "parallel_tool_calls",
@@ -63,7 +63,7 @@ def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
     url, body = _check(line)
     sampling = {name: item for name, item in body.items() if name in Sampling.model_fields or name in NOT_YET}
     job = {name: item for name, item in line.items() if name in _LINE_FIELDS}
-    job |= {name: body[name] for name in (*_CHAT_FIELDS, *FORM_FIELDS, "continuations") if name in body}
+    job |= {name: body[name] for name in (*CHAT_FIELDS, *FORM_FIELDS, "continuations") if name in body}
     if url == EMBEDDINGS_URL:
         job["embedding"] = {name: body[name] for name in _EMBEDDING_OPTIONS if name in body}
     return {**job, **_prompt(url, body), "model": body.get("model"), "sampling": sampling}
@@ -76,7 +76,7 @@ def param(path: str, url: str) -> str:
         return path
     if outer in ("sampling", "embedding"):
         return f"body.{inner}"
-    if outer in ("prompt", "prompt_token_ids"):
+    if outer in ("prompt", "prompt_token_ids", "inputs"):
         outer = _PROMPT_OF.get(url, "prompt")
     return f"body.{outer}{dot}{inner}"
 
@@ -107,9 +107,11 @@ def _prompt(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return {wanted: prompt}
     if not isinstance(prompt, list):
         return {"prompt": prompt}
-    # OpenAI allows a list of strings, of token ids, or of lists of token ids; a job is one prompt.
+    # OpenAI allows a list of strings, of token ids, or of lists of token ids.
     if any(isinstance(item, str | list) for item in prompt):
-        if len(prompt) > 1:
+        if url == EMBEDDINGS_URL and len(prompt) > 1:
+            return {"inputs": prompt}
+        if len(prompt) > 1:  # an answer belongs to one prompt
             raise BadLine(
                 ErrorCode.UNSUPPORTED_OPTION,
                 f"body.{wanted} must be one prompt; send a line for each",

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from headrace.schemas import topics
 from headrace.schemas.answer_form import FORM_FIELDS, JsonSchema, ResponseFormat, StructuredOutputs
 from headrace.schemas.asyncapi import asyncapi
-from headrace.schemas.batch_line import URLS
+from headrace.schemas.batch_line import CHAT_FIELDS, URLS
 from headrace.schemas.chat import Function, FunctionCall, Message, TextPart, Tool, ToolCall
 from headrace.schemas.control import BatchClosed, BatchOpened, CancelBatch, CancelJob
 from headrace.schemas.errors import ErrorCode
@@ -81,9 +81,12 @@ def _plain(schema: Any) -> Any:
 def _batch_line(job: dict[str, Any]) -> dict[str, Any]:
     """A line of OpenAI's batch format, made of PromptJob's own parts."""
     parts, fields = job["$defs"], job["properties"]
+    texts_or_ids = [fields["prompt"], fields["prompt_token_ids"]]
+    only_one = {"type": "array", "items": {"anyOf": texts_or_ids}, "minItems": 1, "maxItems": 1}
     body = {
-        **{name: fields[name] for name in ("model", "prompt", "messages", *FORM_FIELDS, "continuations")},
-        "input": fields["prompt"],
+        **{name: fields[name] for name in ("model", "messages", *CHAT_FIELDS, *FORM_FIELDS, "continuations")},
+        "prompt": {"anyOf": [*texts_or_ids, only_one]},
+        "input": {"anyOf": [*texts_or_ids, fields["inputs"]]},
         **parts["Embedding"]["properties"],
         **parts["Sampling"]["properties"],
     }

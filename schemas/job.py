@@ -23,12 +23,12 @@ from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, Record, p
 from headrace.schemas.errors import ErrorCode, InvalidJob
 from headrace.schemas.explain import explain
 from headrace.schemas.ids import Source
-from headrace.schemas.looks import MAX_CONTINUATIONS, Continuations, EmbeddingOptions
+from headrace.schemas.looks import MAX_CONTINUATIONS, MAX_INPUTS, Continuations, EmbeddingOptions, Inputs
 from headrace.schemas.options import WRITTEN, refusal, refuse_misplaced, refuse_unsupported, without_nulls
 from headrace.schemas.sampling import Sampling, TokenId
 
 SCHEMA_VERSION = 1
-PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages", "inputs")
 MAX_PROMPT_CHARS = 4_000_000
 MAX_PROMPT_TOKENS = 2_000_000
 MAX_METADATA = 16
@@ -111,6 +111,11 @@ class PromptJob(AsksForAForm):
     messages: (
         Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = Field(default=None, description=f"a list of 1 to {MAX_MESSAGES:,} messages")
+    inputs: Inputs | None = Field(
+        default=None,
+        description=f"a list of 1 to {MAX_INPUTS:,} strings or lists of token ids; each becomes a vector; only beside"
+        " embedding",
+    )
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list,
         description=f"a list of up to {MAX_TOOLS} functions that the model may call; only beside messages",
@@ -182,9 +187,7 @@ class PromptJob(AsksForAForm):
 
     @model_validator(mode="after")
     def _exactly_one_prompt(self) -> Self:
-        given = [
-            name for name in ("prompt", "prompt_token_ids", "messages") if getattr(self, name) is not None
-        ]
+        given = [name for name in PROMPT_FIELDS if getattr(self, name) is not None]
         if not given:
             raise refusal(
                 ErrorCode.MISSING_FIELD,
@@ -195,6 +198,9 @@ class PromptJob(AsksForAForm):
             raise refusal(
                 ErrorCode.INVALID_VALUE, f"must not stand beside {given[0]}: give only one of them", given[1]
             )
+        if self.inputs is not None and self.embedding is None:
+            message = "must stand beside embedding: every other job has one prompt"
+            raise refusal(ErrorCode.INVALID_VALUE, message, "inputs")
         return self
 
     @model_validator(mode="after")

@@ -8,21 +8,19 @@ from headrace.schemas.options import WRITTEN, refuse_unsupported, without_nulls
 from headrace.schemas.sampling import TokenId
 
 MAX_CONTINUATIONS = 1024
-MAX_CONTINUATION_CHARS = 1_000_000
-MAX_CONTINUATION_TOKENS = 1_000_000
+MAX_INPUTS = 2048  # as OpenAI has it
+MAX_TEXT_CHARS = 1_000_000
+MAX_TEXT_TOKENS = 1_000_000
 
 # By a tag (that no field is called), so that an error speaks of the form that was meant.
-Continuation = Annotated[
-    Annotated[str, Field(min_length=1, max_length=MAX_CONTINUATION_CHARS), Tag("<text>")]
-    | Annotated[
-        list[TokenId], Field(min_length=1, max_length=MAX_CONTINUATION_TOKENS, fail_fast=True), Tag("<ids>")
-    ],
+TextOrIds = Annotated[
+    Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS), Tag("<text>")]
+    | Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TEXT_TOKENS, fail_fast=True), Tag("<ids>")],
     Discriminator(lambda value: "<text>" if isinstance(value, str) else "<ids>"),
     Field(description="a string that is not empty, or a list of token ids"),
 ]
-Continuations = Annotated[
-    list[Continuation], Field(min_length=1, max_length=MAX_CONTINUATIONS, fail_fast=True)
-]
+Continuations = Annotated[list[TextOrIds], Field(min_length=1, max_length=MAX_CONTINUATIONS, fail_fast=True)]
+Inputs = Annotated[list[TextOrIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 
 
 def _given(fields: Any) -> Any:

@@ -206,6 +206,9 @@ class JobResult(BaseModel):
     embedding: list[float] | str | None = Field(
         default=None, description="The vector: numbers, or base64 of them as little-endian fp32."
     )
+    embeddings: list[list[float] | str] | None = Field(
+        default=None, description="The vectors of `inputs`, in their order."
+    )
     scores: list[Score] | None = Field(default=None, description="Of each continuation, in their order.")
     result_ref: Reference | None = Field(
         default=None,
@@ -243,7 +246,8 @@ class JobResult(BaseModel):
 
     def kept_at(self, reference: Reference) -> Self:
         """This result without its answers, saying where the whole of it is."""
-        empty: dict[str, Any] = {"choices": [], "prompt_logprobs": None, "embedding": None, "scores": None}
+        looks = ("prompt_logprobs", "embedding", "embeddings", "scores")
+        empty: dict[str, Any] = {"choices": [], **dict.fromkeys(looks)}
         return self.model_copy(update=empty | {"result_ref": reference})
 
     @classmethod
@@ -319,8 +323,13 @@ class JobResult(BaseModel):
         ]
 
     def _embedding_body(self) -> dict[str, Any]:
-        data = [{"object": "embedding", "index": 0, "embedding": self.embedding}]
-        return self._list_body(data)
+        vectors = [self.embedding] if self.embeddings is None else self.embeddings
+        return self._list_body(
+            [
+                {"object": "embedding", "index": index, "embedding": vector}
+                for index, vector in enumerate(vectors)
+            ]
+        )
 
     def _score_body(self) -> dict[str, Any]:
         return self._list_body([{"object": "score", **score.model_dump()} for score in self.scores or ()])

@@ -173,6 +173,9 @@ OURS_ALONE = {
     "prompt_token_ids-empty",
     "embedding",
     "embedding-bad",
+    "inputs",
+    "inputs-bad",
+    "inputs-unread",
 }
 
 

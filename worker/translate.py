@@ -6,6 +6,7 @@ The only place that knows both sides' words. ``headrace generate`` uses it too, 
 import json
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,6 +56,7 @@ def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | N
         prompt=job.prompt,
         prompt_token_ids=job.prompt_token_ids,
         messages=None if job.messages is None else [_message(message) for message in job.messages],
+        inputs=job.inputs,
         chat=_chat(job),
         sampling=_sampling(job.sampling),
         stop=tuple(job.sampling.stop),
@@ -76,6 +78,8 @@ def to_request(job: PromptJob, id: str, priority: int = 0, deadline_s: float | N
 
 def cost(job: PromptJob) -> int:
     """Tokens a job is expected to take, prompt and answer: what admission charges its tier."""
+    if job.inputs is not None:
+        return 1 + _lengths(job.inputs, job.sampling.truncate_prompt_tokens)
     if job.prompt_token_ids is not None:
         prompt = len(job.prompt_token_ids)
     elif job.prompt is not None:
@@ -87,9 +91,14 @@ def cost(job: PromptJob) -> int:
     if job.embedding is not None:
         return 1 + prompt
     if job.continuations is not None:
-        sizes = [len(end) // (CHARS_PER_TOKEN if isinstance(end, str) else 1) for end in job.continuations]
-        return 1 + prompt + sum(sizes)
+        return 1 + prompt + _lengths(job.continuations)
     return 1 + prompt + job.sampling.n * (job.sampling.max_tokens or DEFAULT_ANSWER_TOKENS)
+
+
+def _lengths(items: Sequence[str | list[int]], longest: int | None = None) -> int:
+    """Tokens that texts or lists of ids are expected to have together, of each no more than ``longest``."""
+    sizes = [len(item) // (CHARS_PER_TOKEN if isinstance(item, str) else 1) for item in items]
+    return sum(sizes if longest is None else (min(size, longest) for size in sizes))
 
 
 def succeeded(
@@ -113,9 +122,7 @@ def succeeded(
         "state": JobState.SUCCEEDED,
         "choices": [_choice(choice) for choice in done.choices],
         "prompt_logprobs": _logprobs(done.prompt_logprobs),
-        "embedding": _vector(done.vector, job.embedding)
-        if done.vector is not None and job.embedding is not None
-        else None,
+        **_vectors(job, done),
         "scores": None
         if done.scores is None
         else [{"index": i, **asdict(score)} for i, score in enumerate(done.scores)],
@@ -254,6 +261,13 @@ def _logprobs(tokens: list[EngineLogprob] | None) -> list[dict[str, Any]] | None
     if tokens is None:
         return None
     return [{**_likely(token), "top_logprobs": [_likely(other) for other in token.top]} for token in tokens]
+
+
+def _vectors(job: PromptJob, done: TextCompletion) -> dict[str, Any]:
+    if job.embedding is None or done.vectors is None:
+        return {}
+    vectors = [_vector(vector, job.embedding) for vector in done.vectors]
+    return {"embedding": vectors[0]} if job.inputs is None else {"embeddings": vectors}
 
 
 def _vector(vector: NDArray[np.float32], asked: Embedding) -> list[float] | str:

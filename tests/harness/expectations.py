@@ -88,6 +88,7 @@ _OF_EACH_CHOICE: dict[str, Callable[[Result, Any], bool]] = {
 _OF_LOOKS: dict[str, Callable[[Result, Any], bool]] = {
     "greedy": lambda result, wanted: [score["is_greedy"] for score in result["scores"]] == wanted,
     "embedding": lambda result, size: len(result["embedding"]) == size,
+    "embeddings": lambda result, sizes: list(map(len, result["embeddings"])) == sizes,
     "prompt_logprobs": lambda result, wanted: (
         {len(token["top_logprobs"]) for token in result["prompt_logprobs"][1:]} == {wanted}
     ),

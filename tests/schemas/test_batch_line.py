@@ -54,10 +54,21 @@ def test_an_embeddings_line_is_an_embedding_job(given: Any) -> None:
     assert (job.embedding.pooling, job.embedding.encoding_format) == ("last", "base64")
 
 
+@pytest.mark.parametrize("given", [["hi", "there"], [[1, 2], [3]], ["hi", [1, 2]]])
+def test_several_inputs_are_one_job(given: list[Any]) -> None:
+    job = parse(with_body(EMBEDDING, input=given))
+    assert job.kind is JobKind.EMBEDDING
+    assert (job.inputs, job.prompt, job.prompt_token_ids) == (given, None, None)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"input": ["a", "b"]}, "body.input"),
+        ({"input": []}, "body.input"),
+        ({"input": ["a", ""]}, "body.input.1"),
+        ({"input": ["a", [1, -1]]}, "body.input.1.1"),
+        ({"input": ["a", 5]}, "body.input.1"),
+        ({"input": ["a"] * 2049}, "body.input"),
         ({"input": [1, -1]}, "body.input.1"),
         ({"input": 5}, "body.input"),
         ({"prompt": "x"}, "body.prompt"),

@@ -257,6 +257,10 @@ def test_a_bad_sampling_option_is_named_with_what_is_allowed(
         ({"prompt": "x", "embedding": {}, "continuations": ["y"]}, ErrorCode.INVALID_VALUE, "continuations"),
         ({"prompt": "x", "embedding": {}, "sampling": {"n": 2}}, ErrorCode.INVALID_VALUE, "sampling.n"),
         ({"embedding": {}}, ErrorCode.MISSING_FIELD, "prompt"),
+        ({"inputs": ["x"]}, ErrorCode.INVALID_VALUE, "inputs"),
+        ({"inputs": [], "embedding": {}}, ErrorCode.INVALID_VALUE, "inputs"),
+        ({"inputs": "x", "embedding": {}}, ErrorCode.INVALID_TYPE, "inputs"),
+        ({"prompt": "x", "inputs": ["x"], "embedding": {}}, ErrorCode.INVALID_VALUE, "inputs"),
         ({"prompt": "x", "continuations": "y"}, ErrorCode.INVALID_TYPE, "continuations"),
         ({"prompt": "x", "continuations": []}, ErrorCode.INVALID_VALUE, "continuations"),
         ({"prompt": "x", "continuations": ["y", ""]}, ErrorCode.INVALID_VALUE, "continuations.1"),
@@ -375,6 +379,7 @@ def test_half_a_surrogate_pair_is_refused_in_every_text(path: str) -> None:
     "body",
     [
         {"prompt_token_ids": ["a"] * 100},
+        {"inputs": [5] * 100, "embedding": {}},
         {"messages": ["a"] * 100},
         {"messages": [{"role": "user", "content": ["a"] * 100}]},
         {"prompt": "x", "sampling": {"stop": [1] * 16}},

@@ -34,6 +34,7 @@ ONLY_ON_THE_WIRE = [("top_k", -1, int), ("logprobs", True, bool)]
         (sampling.MAX_LISTED, edits.MAX_LISTED),
         (sampling.MAX_LOGPROBS, intake.MAX_LOGPROBS),
         (looks.MAX_CONTINUATIONS, validation.MAX_CONTINUATIONS),
+        (looks.MAX_INPUTS, validation.MAX_INPUTS),
         (answer_form.MAX_FORM_CHARS, grammar.MAX_GRAMMAR_CHARS),
     ],
 )

@@ -116,6 +116,51 @@ def test_embeddings_are_pooled_hidden_states_in_openais_shape(
     np.testing.assert_allclose(values, hidden[-1] / hidden[-1].norm(), atol=1e-4)
 
 
+def test_several_inputs_have_the_vectors_that_each_has_alone(
+    engine: LocalTextEngine, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(PROMPT)
+    url, options = "/v1/embeddings", {"pooling": "mean", "truncate_prompt_tokens": 4}
+    line = {"custom_id": "c", "url": url, "body": {"input": [PROMPT, "Hello", ids], **options}}
+    first, second, together = results(
+        engine,
+        {"custom_id": "c", "url": url, "body": {"input": PROMPT, **options}},
+        {"custom_id": "c", "url": url, "body": {"input": ["Hello"], **options}},
+        line,
+    )
+    assert together.embedding is None
+    for vector, alone in zip(together.embeddings or (), (first, second, first), strict=True):
+        np.testing.assert_allclose(vector, alone.embedding, atol=1e-4)
+    body = together.to_openai()["response"]["body"]
+    assert [(data["object"], data["index"]) for data in body["data"]] == [("embedding", n) for n in range(3)]
+    assert [data["embedding"] for data in body["data"]] == together.embeddings
+    assert body["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
+
+
+def test_an_input_that_cannot_be_read_fails_its_own_job_and_is_named(engine: LocalTextEngine) -> None:
+    lines = [["a", "b " * 9000], ["a", [1, 99_999]], ["a", "b"]]
+    read = [
+        translate.read_line(
+            orjson.dumps({"custom_id": "c", "url": "/v1/embeddings", "body": {"input": line}}), number
+        )
+        for number, line in enumerate(lines)
+    ]
+    engine.add_many([request for request, _ in read if isinstance(request, TextRequest)])
+    ended: dict[str, TextCompletion] = {}
+    while len(ended) < len(lines):
+        ended |= {done.id: done for done in engine.poll(60.0)}
+    told = [
+        translate.to_error(done.error, read[int(name)][1])  # type: ignore[arg-type]
+        for name, done in sorted(ended.items())
+        if done.error is not None
+    ]
+    assert [(error.code, error.param) for error in told] == [
+        ("context_length_exceeded", "body.input.1"),
+        ("invalid_value", "body.input.1.1"),
+    ]
+    assert len(ended["2"].vectors or ()) == 2
+
+
 def test_a_prompt_s_log_probabilities_come_beside_the_answers_and_echoed_before_them(
     engine: LocalTextEngine, tokenizer: Tokenizer, model: PreTrainedModel
 ) -> None:
@@ -191,6 +236,11 @@ def test_an_aborted_look_says_so(engine: LocalTextEngine) -> None:
     [
         ({"prompt": "x" * 40, "embedding": {}}, 11),
         ({"prompt": "x" * 40, "continuations": ["y" * 8, [1, 2, 3]]}, 16),
+        ({"inputs": ["x" * 40, [1, 2, 3]], "embedding": {}}, 14),
+        (
+            {"inputs": ["x" * 40, [1, 2, 3]], "embedding": {}, "sampling": {"truncate_prompt_tokens": 2}},
+            5,
+        ),
     ],
 )
 def test_admission_charges_a_look_what_it_computes(line: dict[str, Any], cost: int) -> None:
