@@ -1,6 +1,6 @@
 """What came of a job: one JobResult for each run that ended."""
 
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, Self
@@ -122,13 +122,16 @@ class Choice(BaseModel):
             "tokens": [token.token for token in self.logprobs],
             "token_logprobs": [token.logprob for token in self.logprobs],
             "top_logprobs": [
-                None
-                if token.logprob is None
-                else {other.token: other.logprob for other in reversed(token.top_logprobs)}
+                None if token.logprob is None else _by_text((*token.top_logprobs, token))
                 for token in self.logprobs
             ],
             "text_offset": list(accumulate(lengths, initial=0))[:-1],
         }
+
+
+def _by_text(tokens: Sequence[LikelyToken]) -> dict[str, float]:
+    """As OpenAI's completion format has them: of several tokens that are written alike, the first."""
+    return {token.token: token.logprob for token in reversed(tokens)}
 
 
 class Score(BaseModel):

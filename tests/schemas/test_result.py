@@ -17,6 +17,7 @@ from headrace.schemas import (
     Usage,
     uuid7,
 )
+from headrace.schemas.result import LikelyToken, TokenLogprob
 
 ID = uuid7()
 
@@ -109,6 +110,24 @@ def test_an_answered_completion_is_openais_text_completion() -> None:
     body = succeeded(kind=JobKind.COMPLETION).to_openai()["response"]["body"]
     assert body["object"] == "text_completion"
     assert body["choices"] == [{"index": 0, "text": "four", "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_a_completions_likeliest_tokens_have_the_chosen_one_among_them() -> None:
+    first = TokenLogprob(token="The", token_id=1)
+    likeliest = [
+        LikelyToken(token=" a", token_id=2, logprob=-0.5),
+        LikelyToken(token=" b", token_id=3, logprob=-1),
+    ]
+    unlikely = TokenLogprob(token=" z", token_id=9, logprob=-7, top_logprobs=likeliest)
+    likely = TokenLogprob(token=" a", token_id=2, logprob=-0.5, top_logprobs=likeliest)
+    choice = Choice(text="The z a", finish_reason="length", logprobs=[first, unlikely, likely])
+    body = succeeded(kind=JobKind.COMPLETION, choices=[choice]).to_openai()["response"]["body"]
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["The", " z", " a"],
+        "token_logprobs": [None, -7, -0.5],
+        "top_logprobs": [None, {" z": -7, " b": -1, " a": -0.5}, {" b": -1, " a": -0.5}],
+        "text_offset": [0, 3, 5],
+    }
 
 
 @pytest.mark.parametrize("kind", [JobKind.CHAT, JobKind.COMPLETION])

@@ -145,7 +145,7 @@ def test_log_probabilities_come_with_the_result_and_in_openais_forms() -> None:
     assert completion["choices"][0]["logprobs"] == {
         "tokens": ["he", "\ufffd"],
         "token_logprobs": [-0.5, -3.0],
-        "top_logprobs": [{"he": -0.5, "\ufffd": -3.0}, {}],
+        "top_logprobs": [{"he": -0.5, "\ufffd": -3.0}, {"\ufffd": -3.0}],
         "text_offset": [0, 2],
     }
 
