@@ -22,6 +22,7 @@ URLS = (CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL)
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages", "inputs")
 _PROMPT_OF = {CHAT_URL: "messages", COMPLETIONS_URL: "prompt", EMBEDDINGS_URL: "input"}
 _EMBEDDING_OPTIONS = frozenset(Embedding.model_fields)
+_SAMPLING_OPTIONS = frozenset(Sampling.model_fields)
 CHAT_FIELDS = (
     "tools",
     "tool_choice",
@@ -30,6 +31,9 @@ CHAT_FIELDS = (
     "continue_final_message",
     "chat_template_kwargs",
 )
+# Objects whose fields stand in a body by themselves: two of PromptJob's, and one that OpenAI's clients merge into it.
+_WRITTEN_OUT = ("sampling", "embedding", "extra_body")
+_BODY_FIELDS = _SAMPLING_OPTIONS | {*CHAT_FIELDS, *FORM_FIELDS, *_WRITTEN_OUT, "continuations"}
 _LINE_FIELDS = frozenset(
     {
         "schema_version",
@@ -61,7 +65,7 @@ def is_batch_line(record: Mapping[str, Any]) -> bool:
 def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of PromptJob for a batch line, not yet validated. Raises BadLine."""
     url, body = _check(line)
-    sampling = {name: item for name, item in body.items() if name in Sampling.model_fields or name in NOT_YET}
+    sampling = {name: item for name, item in body.items() if name in _SAMPLING_OPTIONS or name in NOT_YET}
     job = {name: item for name, item in line.items() if name in _LINE_FIELDS}
     job |= {name: body[name] for name in (*CHAT_FIELDS, *FORM_FIELDS, "continuations") if name in body}
     if url == EMBEDDINGS_URL:
@@ -92,7 +96,19 @@ def _check(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise BadLine(ErrorCode.UNSUPPORTED_URL, f"url must be one of {', '.join(URLS)}", "url")
     if not isinstance(body, dict):
         raise BadLine(ErrorCode.INVALID_TYPE, "body must be an object", "body")
+    _refuse_misplaced(line, body)
     return url, body
+
+
+def _refuse_misplaced(line: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Raise for the first option that stands where it would be ignored."""
+    for name in _WRITTEN_OUT:
+        if body.get(name) is not None:
+            message = f"body.{name} must be left out: what it holds belongs in `body` itself"
+            raise BadLine(ErrorCode.MISPLACED_OPTION, message, f"body.{name}")
+    for name in line:
+        if name in _BODY_FIELDS and line[name] is not None:
+            raise BadLine(ErrorCode.MISPLACED_OPTION, f"{name} belongs inside `body`", name)
 
 
 def _prompt(url: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,11 @@ class ErrorCode(StrEnum):
         Outcome.FAILED,
         "A text holds half a surrogate pair, which is no character.",
     )
-    MISPLACED_OPTION = "misplaced_option", Outcome.FAILED, "A sampling option stands outside `sampling`."
+    MISPLACED_OPTION = (
+        "misplaced_option",
+        Outcome.FAILED,
+        "An option stands where it would be ignored: a sampling option outside `sampling`, say.",
+    )
     UNSUPPORTED_OPTION = (
         "unsupported_option",
         Outcome.FAILED,

@@ -23,10 +23,15 @@ NOT_YET: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "spaces_between_special_tokens": (True, False),  # only tokenizers without a tokenizer.json ever wrote any
+    "logits_processors": ([],),
+    "thinking_token_budget": (),
+    "guided_whitespace_pattern": (),
     # What comes back
     "suffix": ("",),
     "stream": (False,),
     "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "include_reasoning": (True,),
     "modalities": (["text"],),
     "audio": (),
     # Chat

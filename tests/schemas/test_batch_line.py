@@ -122,6 +122,12 @@ def with_body(line: dict[str, Any], **fields: Any) -> dict[str, Any]:
         (with_body(CHAT, temperature=3), ErrorCode.INVALID_VALUE, "body.temperature"),
         (with_body(CHAT, model=3), ErrorCode.INVALID_TYPE, "body.model"),
         (with_body(CHAT, n=0), ErrorCode.INVALID_VALUE, "body.n"),
+        (with_body(CHAT, sampling={"top_k": 1}), ErrorCode.MISPLACED_OPTION, "body.sampling"),
+        (with_body(CHAT, extra_body={"top_k": 1}), ErrorCode.MISPLACED_OPTION, "body.extra_body"),
+        (with_body(EMBEDDING, embedding={"pooling": "cls"}), ErrorCode.MISPLACED_OPTION, "body.embedding"),
+        ({**CHAT, "temperature": 0}, ErrorCode.MISPLACED_OPTION, "temperature"),
+        ({**CHAT, "sampling": {"temperature": 0}}, ErrorCode.MISPLACED_OPTION, "sampling"),
+        ({**CHAT, "tools": []}, ErrorCode.MISPLACED_OPTION, "tools"),
         (with_body(CHAT, best_of=2), ErrorCode.UNSUPPORTED_OPTION, "body.best_of"),
         (with_body(CHAT, tools=[{}]), ErrorCode.MISSING_FIELD, "body.tools.0.type"),
         (
