@@ -82,6 +82,7 @@ def test_a_stop_string_cuts_text_and_tokens_however_late_the_engine_stops(burst:
     assert choice.token_ids == said(STORY)[: len(choice.token_ids)]
     assert done.completion_tokens == len(choice.token_ids)
     assert TOKENIZER._backend.decode(choice.token_ids).startswith(choice.text)
+    assert not TOKENIZER._backend.decode(choice.token_ids[:-1]).startswith(choice.text), "one token too many"
     assert len(inner.finished) <= 1
 
 
