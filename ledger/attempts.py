@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
-from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
+from headrace.ledger.counters import RETURNING, SUMMARY, Change, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.partitions import span, within
 from headrace.ledger.rows import AttemptRow
@@ -35,7 +35,7 @@ WITH changed AS (
 ), {_OPENED} {SUMMARY}
 """
 
-# Also what an earlier try of this very transaction committed before its answer was lost.
+# What an earlier try of this very call committed before its answer was lost.
 _OURS = f"""
 SELECT incoming.id FROM incoming
 JOIN attempts ON attempts.id = incoming.id AND {within("attempts")}
@@ -54,30 +54,41 @@ WHERE attempts.id = mine.id AND {within("attempts")} AND worker = %(worker)s AND
 
 
 def begin(cursor: Rows, attempts: Sequence[AttemptRow]) -> set[UUID]:
-    """Open the attempts that may be opened. `attempts` names each id once."""
-    running = JobState.RUNNING.code
-    days = stage(
-        cursor,
-        _COLUMNS,
-        (
-            (*job_values(row.job, running, row.run, row.attempt), row.worker, row.group_size)
-            for row in attempts
-        ),
-    )
-    tally = Tally()
-    started: set[UUID] = set()
-    # The recorder is mostly ahead, so the rows are there. Where it is not, it may insert them at this very moment.
-    for statement, count in ((_START, tally.started), (_INSERT, tally.inserted), (_START, tally.started)):
-        if len(started) < len(attempts):
-            done = changes(cursor.execute(statement, days))
-            count(done)
-            started.update(id for change in done for id in change.ids)
-    if len(started) < len(attempts):
-        started.update(id for (id,) in cursor.execute(_OURS, days))
+    """Open the attempts at jobs that have a row, where they may be opened. `attempts` names each id once."""
+    days, tally = _stage(cursor, attempts), Tally()
+    done = changes(cursor.execute(_START, days))
+    tally.started(done)
     tally.write(cursor)
-    return started
+    return _ids(done)
+
+
+def begin_absent(cursor: Rows, attempts: Sequence[AttemptRow]) -> set[UUID]:
+    """The same for what `begin` left out: a job without a row gets one (see staging.insert_absent)."""
+    days, tally = _stage(cursor, attempts), Tally()
+    inserted = changes(cursor.execute(_INSERT, days))
+    tally.inserted(inserted)
+    begun = _ids(inserted)
+    if len(begun) < len(attempts):  # the recorder may have inserted it at this very moment
+        started = changes(cursor.execute(_START, days))
+        tally.started(started)
+        begun |= _ids(started)
+        begun.update(id for (id,) in cursor.execute(_OURS, days))
+    tally.write(cursor)
+    return begun
 
 
 def end(cursor: Rows, worker: str, ids: Collection[UUID], died: bool) -> None:
     """End this worker's open attempts at `ids`."""
     cursor.execute(_END, {"worker": worker, "ids": list(ids), "died": died, **span(ids)})
+
+
+def _stage(cursor: Rows, attempts: Sequence[AttemptRow]) -> dict[str, UUID]:
+    running = JobState.RUNNING.code
+    rows = (
+        (*job_values(row.job, running, row.run, row.attempt), row.worker, row.group_size) for row in attempts
+    )
+    return stage(cursor, _COLUMNS, rows)
+
+
+def _ids(done: Iterable[Change]) -> set[UUID]:
+    return {id for change in done for id in change.ids}

@@ -1,12 +1,12 @@
-"""The one guarded write that ends a job."""
+"""The guarded write that ends a job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
+from headrace.ledger.counters import RETURNING, SUMMARY, Change, Tally, changes
 from headrace.ledger.database import Rows
 from headrace.ledger.partitions import within
 from headrace.ledger.rows import Finished, OutcomeRow
@@ -62,24 +62,34 @@ WHERE attempts.id = done.id AND {within("attempts")} AND attempts.run = done.run
 
 
 def finish(cursor: Rows, outcomes: Sequence[OutcomeRow]) -> Finished:
-    """End the jobs that have not ended. `outcomes` names each id once."""
-    days = stage(cursor, _COLUMNS, map(_values, outcomes))
-    tally = Tally()
-    changed: set[UUID] = set()
-    # Whatever ran has a row. Where one is missing, the recorder may insert it at this very moment.
-    for statement, count in ((_UPDATE, tally.finished), (_INSERT, tally.inserted), (_UPDATE, tally.finished)):
-        if len(changed) < len(outcomes):
-            done = changes(cursor.execute(statement, days))
-            count(done)
-            changed.update(id for change in done for id in change.ids)
+    """End those that have a row and have not ended, and everybody's attempt. `outcomes` names each id once."""
+    days, tally = stage(cursor, _COLUMNS, map(_values, outcomes)), Tally()
+    done = changes(cursor.execute(_UPDATE, days))
+    tally.finished(done)
     if any(outcome.attempt for outcome in outcomes):
         cursor.execute(_END_ATTEMPTS, days)
-    winners: dict[UUID, bytes] = {}
-    if len(changed) < len(outcomes):
-        cursor.execute(_WINNERS, {"changed": list(changed), **days})
-        winners = {id: body.encode() for id, body in cursor.fetchall()}
     tally.write(cursor)
-    return Finished(frozenset(changed), winners)
+    return Finished(_ids(done))
+
+
+def finish_absent(cursor: Rows, outcomes: Sequence[OutcomeRow]) -> Finished:
+    """The same for what `finish` left out: a job without a row gets one (see staging.insert_absent). Says who won."""
+    days, tally = stage(cursor, _COLUMNS, map(_values, outcomes)), Tally()
+    inserted = changes(cursor.execute(_INSERT, days))
+    tally.inserted(inserted)
+    changed, winners = _ids(inserted), {}
+    if len(changed) < len(outcomes):  # the recorder may have inserted it at this very moment
+        done = changes(cursor.execute(_UPDATE, days))
+        tally.finished(done)
+        changed |= _ids(done)
+        stored = cursor.execute(_WINNERS, {"changed": list(changed), **days})
+        winners = {id: body.encode() for id, body in stored}
+    tally.write(cursor)
+    return Finished(changed, winners)
+
+
+def _ids(done: Iterable[Change]) -> frozenset[UUID]:
+    return frozenset(id for change in done for id in change.ids)
 
 
 def _values(outcome: OutcomeRow) -> tuple[Any, ...]:

@@ -10,10 +10,10 @@ from typing import Self
 from uuid import UUID
 
 from headrace.ledger import batches, letters, partitions, queries, workers
-from headrace.ledger.attempts import begin, end
+from headrace.ledger.attempts import begin, begin_absent, end
 from headrace.ledger.database import Database
 from headrace.ledger.errors import RowRefused
-from headrace.ledger.finish import finish
+from headrace.ledger.finish import finish, finish_absent
 from headrace.ledger.lookup import lookup
 from headrace.ledger.record import cleaned, record, reject, rejection
 from headrace.ledger.reopen import reopen
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 class Ledger:
     """A pool of connections to the job table.
 
-    Synchronous and safe to share between threads. Each call is one transaction, retried whole while Postgres is
-    away, up to `retry_for` seconds; then LedgerUnavailable. All writes are safe to repeat.
+    Synchronous and safe to share between threads. A call is one transaction or a few, each retried whole while Postgres
+    is away, up to `retry_for` seconds; then LedgerUnavailable. All writes are safe to repeat.
 
     Args:
         url: `postgresql://user:password@host:port/database`, with any libpq parameter (`sslmode` ...).
@@ -175,33 +175,38 @@ class Ledger:
         unique = first_by(lambda row: row.job.id, attempts)
         for row in unique:
             self.keeps(row.job.id)  # makes the partition of an old day
-        started = bisect(lambda part: self._run(begin, part), unique, refuse)
-        return Begun(frozenset().union(*started), refused)
+        started = set().union(*bisect(lambda part: self._run(begin, part), unique, refuse))
+        # The recorder is mostly ahead, so next to none is left.
+        left = [row for row in unique if row.job.id not in started and row.job.id not in refused]
+        started.update(*bisect(lambda part: self._run(begin_absent, part), left, refuse))
+        return Begun(frozenset(started), refused)
 
     def finish(self, outcomes: Sequence[OutcomeRow]) -> Finished:
-        """Make jobs terminal, keep their results, end their attempts and count them, in one transaction.
+        """Make jobs terminal, keep their results, end their attempts and count them: each job in one transaction.
 
         Insert the job if the recorder has not yet; change it only if its run and content are these and it is not
         terminal. A row that Postgres refuses ends as `failed: ledger_rejected` while the others land. Name each id
         once; of several, the first counts.
         """
 
-        def write(part: Sequence[OutcomeRow]) -> Finished:
-            return self._run(finish, part)
-
         def refuse(row: OutcomeRow, reason: str) -> Finished:
-            failed = as_refused(row, reason)
+            failed = [as_refused(row, reason)]
             try:
-                done = write([failed])
+                done = self._run(finish, failed)
+                if not done.changed:
+                    done = self._run(finish_absent, failed)
             except RowRefused:
                 return Finished(refused={row.job.id: reason})
-            stored = dict.fromkeys(done.changed, failed.body)
+            stored = dict.fromkeys(done.changed, failed[0].body)
             return Finished(winners={**done.winners, **stored}, refused={row.job.id: reason})
 
         unique = first_by(lambda row: row.job.id, outcomes)
         for row in unique:
             self.keeps(row.job.id)
-        return _merged(bisect(write, unique, refuse))
+        done = _merged(bisect(lambda part: self._run(finish, part), unique, refuse))
+        # Whatever ran has a row, so what is left had mostly ended before.
+        left = [row for row in unique if row.job.id not in done.changed and row.job.id not in done.refused]
+        return _merged([done, *bisect(lambda part: self._run(finish_absent, part), left, refuse)])
 
     def end_attempts(self, worker: str, ids: Collection[UUID], *, died: bool = False) -> None:
         """End this worker's open attempts at `ids` without an outcome.

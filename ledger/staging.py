@@ -50,7 +50,9 @@ JOB_COLUMNS = (
 def insert_absent(also: Mapping[str, str] | None = None) -> str:
     """INSERT of the staged rows whose id has none yet; `also` maps further columns to where they come from.
 
-    In id order, as every statement here: two writers then never wait for each other in a circle.
+    In id order, as every statement here, and in a transaction that has locked no row before: an INSERT also waits for
+    rows that somebody changes, so whoever had locked one with a higher id would be waited for and wait in a circle.
+    What changes rows therefore comes first, in a transaction of its own, and then what found none comes here.
     """
     also = also or {}
     return (

@@ -7,11 +7,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from rows import attempt, job, outcome, query, state
+from rows import attempt, job, jobs, outcome, query, state
 
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger import attempts as attempts_module
 from headrace.ledger import finish as finish_module
+from headrace.ledger.record import record
 from headrace.schemas import BatchClosed, BatchOpened, JobState
 
 
@@ -33,11 +34,11 @@ class JustBefore:
 @pytest.mark.parametrize(
     ("module", "write", "row", "becomes"),
     [
-        (attempts_module, attempts_module.begin, attempt, JobState.RUNNING),
-        (finish_module, finish_module.finish, outcome, JobState.SUCCEEDED),
+        (attempts_module, attempts_module.begin_absent, attempt, JobState.RUNNING),
+        (finish_module, finish_module.finish_absent, outcome, JobState.SUCCEEDED),
     ],
 )
-def test_a_row_that_appears_between_update_and_insert_is_not_missed(
+def test_a_row_that_appears_just_before_its_insert_is_not_missed(
     ledger: Ledger,
     database_url: str,
     module: Any,
@@ -45,16 +46,47 @@ def test_a_row_that_appears_between_update_and_insert_is_not_missed(
     row: Callable[[Any], Any],
     becomes: JobState,
 ) -> None:
-    known, late = job(), job()
-    ledger.record([known])
+    absent, late = job(), job()
     with psycopg.connect(database_url) as connection, connection.cursor() as cursor:
         watched = JustBefore(cursor, module._INSERT, lambda: ledger.record([late]))
-        done = write(watched, [row(known), row(late)])
-    assert set(getattr(done, "changed", done)) == {known.id, late.id}
-    assert [state(ledger, each.id) for each in (known, late)] == [becomes, becomes]
+        done = write(watched, [row(absent), row(late)])
+    assert set(getattr(done, "changed", done)) == {absent.id, late.id}
+    assert [state(ledger, each.id) for each in (absent, late)] == [becomes, becomes]
     counted = ledger.batch("acme", "b1")
     assert counted is not None
     assert counted.submitted == 2
+
+
+@pytest.mark.parametrize(("write", "row"), [("begin", attempt), ("finish", outcome)])
+def test_a_worker_and_a_recorder_with_the_same_jobs_do_not_deadlock(
+    database_url: str, write: str, row: Callable[[Any], Any]
+) -> None:
+    """The recorder is halted between two jobs, one without a row and one with, that a worker then writes to."""
+    absent, halted, known = sorted(jobs(3), key=lambda each: each.id)
+    with (
+        Ledger(database_url, retry_for=0) as ledger,  # a deadlock would not be retried
+        psycopg.connect(database_url) as somebody,
+        ThreadPoolExecutor(2) as others,
+    ):
+        ledger.record([known])
+        record(somebody.cursor(), [halted])
+        recorder = others.submit(ledger.record, [absent, halted, known])
+        wait_for_waiting(database_url, 1)
+        worker = others.submit(getattr(ledger, write), [row(absent), row(known)])
+        wait_for_waiting(database_url, 2)
+        somebody.rollback()
+        new, done = recorder.result(60), worker.result(60)
+    assert new == 2
+    assert getattr(done, "changed" if write == "finish" else "started") == {absent.id, known.id}
+
+
+def wait_for_waiting(database_url: str, count: int) -> None:
+    """Return once so many sessions wait for a lock."""
+    waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+    until = time.monotonic() + 60
+    while query(database_url, waiting) != [(count,)]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_control_messages_and_a_worker_that_counts_the_same_batches_do_not_deadlock(
@@ -72,9 +104,7 @@ def test_control_messages_and_a_worker_that_counts_the_same_batches_do_not_deadl
     ):
         worker.execute(count, ["b1"])
         applied = recorder.submit(ledger.apply_control, messages)
-        while query(database_url, "SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
-            assert not applied.done()
-            time.sleep(0.01)
+        wait_for_waiting(database_url, 1)
         worker.execute(count, ["b2"])
         worker.commit()
         applied.result(60)
