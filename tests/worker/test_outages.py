@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import apache_kafka
+import pipeline as pipeline_module
 import postgres
 import pytest
 from pipeline import Pipeline, RunningWorker, pipeline
 from standin import StandInEngine
 
+from headrace.ledger import Ledger
 from headrace.worker import default_tiers
+from headrace.worker import worker as worker_module
 from headrace.worker.consumer import BATCH, RESUME_BELOW
 
 PREFETCH = 64
@@ -71,6 +75,38 @@ def test_finished_results_wait_while_postgres_is_away(
     assert held < PREFETCH + 1 + BATCH  # the prefetch, and one fetch that was under way
     assert_each_once(line, ids)
     assert len(worker.engine.seen) == len(ids)
+
+
+def test_what_a_worker_cannot_write_before_it_stops_is_done_by_the_next_one(
+    line: Pipeline,
+    postgres_server: postgres.Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if postgres_server.process is None:
+        pytest.skip("the server is not ours to stop")
+    for patience in ("FLUSH_S", "ABORT_S"):
+        monkeypatch.setattr(worker_module, patience, 0.5)
+    monkeypatch.setattr(pipeline_module, "Ledger", partial(Ledger, retry_for=0.5))
+    first = line.start_worker(grace_s=0.5, alive_s=2.0)
+    finished = submit_running(line, first, tmp_path / "go on", 5)
+    running = submit_running(line, first, tmp_path / "stopped", 5)
+    with postgres_server.away():
+        (tmp_path / "go on").touch()
+        line.wait_for(lambda: first.worker.status().finishing == len(finished))
+        first.close()
+    assert "how 10 jobs ended" in caplog.text
+    assert line.states() == {"running": 10}
+
+    (tmp_path / "stopped").touch()
+    second = line.start_worker()
+    line.wait_terminal(10)
+    line.wait_for(lambda: line.lag() == 0)
+    second.close()
+    assert_each_once(line, finished | running)
+    # An end that nobody could write down looks like a death: suspected once, each runs as usual.
+    assert line.query("SELECT max(attempt), max(group_size) FROM attempts") == [(2, 0)]
 
 
 def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
