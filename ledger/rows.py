@@ -210,8 +210,13 @@ class BatchProgress:
         return self.succeeded + self.failed + self.cancelled + self.expired + self.rejected
 
     @property
+    def total(self) -> int | None:
+        """Records that have to end: those expected, or more where more have come; None until it is closed."""
+        return None if self.expected is None else max(self.expected, self.submitted + self.rejected)
+
+    @property
     def complete(self) -> bool:
-        """Closed, and every expected record is terminal or rejected."""
+        """Closed, every expected record is terminal or rejected, and no job is left."""
         return self.state is BatchState.COMPLETE
 
 

@@ -12,12 +12,12 @@ SELECT jobs.id, tenant, job_id, batch_id, custom_id, pool, tier, model,
 FROM jobs LEFT JOIN results ON results.id = jobs.id AND results.run = jobs.run
 """
 
-# A batch of more jobs than its producer has said so far (a file that has grown and is sent again) waits for them too.
-# Whatever counts something against a batch also makes sure that it has a row in `batches` (see `counters`).
+# A batch waits for each of its jobs, also where its producer has said fewer so far (a file that has grown and is sent
+# again), or where records beyond the count were rejected (a file that has changed and is sent again). Whatever counts something against a batch also makes sure that it has a row in `batches` (see `counters`).
 BATCH_PROGRESS = """
 SELECT b.tenant, b.batch_id,
        CASE WHEN b.closed_at IS NOT NULL AND c.terminal + c.rejected >= b.expected
-                 AND (c.submitted <= b.expected OR c.submitted = c.terminal) THEN 'complete'
+                 AND c.submitted = c.terminal THEN 'complete'
             WHEN EXISTS (SELECT FROM cancels x
                          WHERE x.tenant = b.tenant AND x.kind = 'batch' AND x.target = b.batch_id) THEN 'cancelling'
             WHEN b.closed_at IS NOT NULL THEN 'closed'

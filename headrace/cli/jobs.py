@@ -351,7 +351,7 @@ def _submitted(submission: "Submission", tier: str) -> dict[str, Any]:
 
 def show_batch(batch: "BatchProgress") -> None:
     """Counts, tokens and times of a batch."""
-    total = "?" if batch.expected is None else batch.expected
+    total = "?" if batch.total is None else batch.total
     fields(
         {
             "batch": f"{batch.batch_id} (tenant {batch.tenant})",

@@ -45,7 +45,7 @@ class Pace:
             self._seen.popleft()
         since, jobs, tokens = self._seen[0]
         span = now - since
-        said = [count for count in (batch.expected, self.expected) if count is not None]
+        said = [count for count in (batch.total, self.expected) if count is not None]
         total = max(said, default=None)
         known = total if total is not None else batch.submitted + batch.rejected
         jobs_per_s = (batch.done - jobs) / span if span > 0 else 0.0

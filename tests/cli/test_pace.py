@@ -1,5 +1,7 @@
 """How fast a batch goes, and when it will end."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.cli.follow import duration, sentence
@@ -42,6 +44,11 @@ def test_nothing_is_promised_before_something_has_ended() -> None:
 def test_the_senders_count_stands_in_for_an_unread_close() -> None:
     glance = Pace(expected=20).look(0.0, batch(expected=None))
     assert (glance.total, glance.queued) == (20, 20)
+
+
+def test_no_more_end_than_there_are() -> None:
+    glance = Pace().look(0.0, replace(batch(3, expected=10), rejected=10))  # a changed file, sent again
+    assert (glance.ended, glance.total, glance.queued) == (13, 20, 7)
 
 
 def test_a_look_is_a_sentence() -> None:

@@ -112,6 +112,17 @@ def test_a_batch_sent_twice_is_complete_when_both_have_ended(ledger: Ledger) -> 
     assert batch_state(ledger) is BatchState.COMPLETE
 
 
+def test_rejected_records_do_not_stand_for_jobs_that_are_left(ledger: Ledger) -> None:
+    rows = jobs(3)
+    ledger.record(rows)
+    ledger.apply_control([CLOSED])
+    # The file has changed and is sent again under its idempotency key: each line has the id of another job.
+    ledger.record([], [rejection() for _ in rows])
+    assert batch_state(ledger) is BatchState.CLOSED
+    ledger.finish([outcome(row) for row in rows])
+    assert batch_state(ledger) is BatchState.COMPLETE
+
+
 def test_a_cancelled_batch_shows_until_its_jobs_have_ended(ledger: Ledger) -> None:
     rows = jobs(3)
     ledger.record(rows)
