@@ -93,6 +93,7 @@ RULES = {
     "headrace.local.errors.MissingPart": Rule(Exit.NOT_READY),
     "headrace.local.errors.ChildFailed": Rule(Exit.UNAVAILABLE),
     "headrace.local.errors.AlreadyRunning": Rule(Exit.REFUSED),
+    "headrace.local.errors.StateNotKept": Rule(Exit.REFUSED),
     "headrace.local.errors.Interrupted": Rule(Exit.INTERRUPTED),
     "builtins.FileNotFoundError": Rule(Exit.NOT_FOUND, "", "There is no {path}."),
     "builtins.FileExistsError": Rule(
@@ -100,6 +101,9 @@ RULES = {
     ),
     "builtins.BlockingIOError": Rule(Exit.REFUSED, "", "{path} is in use by another process."),
     "builtins.IsADirectoryError": Rule(Exit.USAGE, "Name a file.", "{path} is a directory."),
+    "builtins.NotADirectoryError": Rule(
+        Exit.USAGE, "Choose another.", "{path} lies below a file, not a directory."
+    ),
     "builtins.PermissionError": Rule(Exit.REFUSED, "", "No permission for {path}."),
 }
 
@@ -111,6 +115,12 @@ def translate(error: BaseException) -> Failure | None:
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return Failure(
             Exit.REFUSED, "The disk is full: the output is not whole.", "Make room, and run it again."
+        )
+    if isinstance(error, OSError) and error.errno == errno.EROFS and error.filename:
+        return Failure(
+            Exit.REFUSED,
+            f"{error.filename} lies on a file system that can only be read.",
+            "Choose another place.",
         )
     if refused := _refused_property(error):
         return refused

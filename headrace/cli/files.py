@@ -11,7 +11,7 @@ from headrace.cli.engine import OnDemand, engine_config, open_engine, served_nam
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import duration
-from headrace.cli.output import Json, emit, note
+from headrace.cli.output import Json, emit, must_have_directory, note
 from headrace.cli.serve import Device, Model
 from headrace.cli.stopping import stop_on_signals
 
@@ -51,6 +51,7 @@ def generate(
         raise Failure(
             Exit.REFUSED, f"{target} is already there.", "Go on with it by --resume, or choose another."
         )
+    must_have_directory(target)
     settings = context.load_settings(model=model, device=device)
     logs.configure(settings)
 

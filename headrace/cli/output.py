@@ -105,8 +105,7 @@ def open_output(path: str | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         return
     file = Path(path)
-    if not file.parent.is_dir():
-        raise Failure(Exit.NOT_FOUND, f"There is no directory {file.parent}.")
+    must_have_directory(file)
     try:
         with file.open("wb") as out:
             yield out
@@ -114,6 +113,12 @@ def open_output(path: str | None) -> Iterator[IO[bytes]]:
         if error.errno in DISK_FULL and file.is_file():
             file.unlink()
         raise
+
+
+def must_have_directory(file: Path) -> None:
+    """Raise Failure where ``file`` has no directory to be made in."""
+    if not file.parent.is_dir():
+        raise Failure(Exit.NOT_FOUND, f"There is no directory {file.parent}.")
 
 
 def discard(*streams: IO[str]) -> None:

@@ -22,6 +22,10 @@ class AlreadyRunning(LocalError):
     """Another stack holds this state directory."""
 
 
+class StateNotKept(LocalError):
+    """The state directory cannot be made or written to."""
+
+
 class Interrupted(LocalError):
     """The user asked to stop while the stack was starting."""
 

@@ -6,6 +6,7 @@ SIGKILL), ``stack.json`` and ``logs/``.
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from headrace.local import database
 from headrace.local.child import Identity, stop_process
-from headrace.local.errors import AlreadyRunning
+from headrace.local.errors import AlreadyRunning, StateNotKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,11 @@ class StateDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Own the directory. Raises AlreadyRunning while another living process does."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a") as handle:
+        """Own the directory. Raises AlreadyRunning while another living process does, StateNotKept."""
+        with self._keeping():
+            self.logs.mkdir(parents=True, exist_ok=True)
+            handle = (self.path / "lock").open("a")
+        with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -77,10 +80,11 @@ class StateDir:
             return Record()
 
     def write(self, record: Record) -> None:
-        """Replace the record, atomically."""
+        """Replace the record, atomically. Raises StateNotKept."""
         beside = self._file.with_suffix(".new")
-        beside.write_text(json.dumps(asdict(record), indent=2))
-        beside.replace(self._file)
+        with self._keeping():
+            beside.write_text(json.dumps(asdict(record), indent=2))
+            beside.replace(self._file)
 
     def clear(self) -> None:
         """Forget the record."""
@@ -102,3 +106,14 @@ class StateDir:
         """Addresses of the stack that runs here now, if one does."""
         record = self.read()
         return record.addresses if record.parent and record.parent.find() else None
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Say of a directory that cannot be written to which one it is, and which setting names another."""
+        try:
+            yield
+        except OSError as error:
+            raise StateNotKept(
+                f"The stack's state cannot be kept in {self.path}: {os.strerror(error.errno or 0)}.",
+                "Set HEADRACE_STATE_DIR to a directory that can be written to and has room.",
+            ) from error

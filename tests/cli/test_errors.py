@@ -310,6 +310,23 @@ def test_output_into_a_directory_that_is_not_there_names_the_directory(tmp_path:
         pass
 
 
+def test_a_place_that_takes_no_file_is_named() -> None:
+    for number, exit_code in ((errno.EROFS, Exit.REFUSED), (errno.ENOTDIR, Exit.USAGE)):
+        failure = translate(OSError(number, os.strerror(number), "there/out.jsonl"))
+        assert failure is not None
+        assert failure.exit_code is exit_code
+        assert "there/out.jsonl" in failure.message
+
+
+@pytest.mark.usefixtures("bare")
+def test_generate_into_a_directory_that_is_not_there_names_the_directory(tmp_path: Path) -> None:
+    source = tmp_path / "jobs.jsonl"
+    source.write_text('{"prompt": "hello"}\n')
+    result = run("generate", str(source), str(tmp_path / "gone" / "out.jsonl"))
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "There is no directory" in result.output
+
+
 def test_an_error_that_is_a_sentence_is_left_as_one() -> None:
     failure = translate(FileExistsError("out.jsonl holds results of another input than in.jsonl"))
     assert failure is not None

@@ -1,5 +1,6 @@
 """What a stack leaves on disk: found by other commands, cleaned up after a killed run."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.local.child import Identity
-from headrace.local.errors import AlreadyRunning
+from headrace.local.errors import AlreadyRunning, StateNotKept
 from headrace.local.state import Addresses, Record, StateDir
 
 ADDRESSES = Addresses("127.0.0.1:9092", "postgresql://headrace@/headrace?host=/tmp/x")
@@ -39,6 +40,26 @@ def test_a_directory_has_one_stack_at_a_time(tmp_path: Path) -> None:
             pass
     with second.lock():
         assert second.logs.is_dir()
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_the_setting_for_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    state = StateDir(tmp_path / "file" / "state")
+    with pytest.raises(StateNotKept, match=r"file/state: Not a directory\.") as refused, state.lock():
+        pass
+    assert "HEADRACE_STATE_DIR" in refused.value.remedy
+
+
+def test_a_full_disk_is_said_of_the_state_and_not_of_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    state = StateDir(tmp_path)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StateNotKept, match="No space left on device"):
+        state.write(Record(me()))
 
 
 def test_a_running_stack_is_found_by_its_addresses(tmp_path: Path) -> None:
