@@ -98,11 +98,18 @@ class LineReader:
                 headers.append((topics.JOB_ID, self._job_id(envelope.custom_id, number).encode()))
             envelope = parse_job(value, headers, _NOWHERE).envelope
         except Unparsable as error:
+            if self.idempotency_key is not None:
+                self._name_unreadable(headers, number)
             return None, Problem(number, error.code, error.message, None, sent=True)
         except InvalidJob as error:
             envelope = error.envelope
             problem = Problem(number, error.code, error.message, error.param, sent=True)
         return envelope, self._misaddressed(envelope, number) or self._repeated(envelope, number) or problem
+
+    def _name_unreadable(self, headers: list[tuple[str, bytes]], number: int) -> None:
+        """So that whoever follows the batch takes the line, sent again, for one line."""
+        if all(name != topics.JOB_ID for name, _ in headers):
+            headers.append((topics.JOB_ID, self._job_id(None, number).encode()))
 
     def _headers(self) -> list[tuple[str, bytes]]:
         headers = [

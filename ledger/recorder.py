@@ -97,7 +97,7 @@ class Recorder:
         self._topics = ["^" + self._jobs_prefix.replace(".", r"\.") + ".+", self._control]
         self._settings = {
             "bootstrap.servers": bootstrap,
-            "group.id": group or f"{topics.prefix}.recorder",
+            "group.id": group or topics.recorder_group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "topic.metadata.refresh.interval.ms": 10_000,  # how soon a new pool's topics are found

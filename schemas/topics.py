@@ -85,6 +85,11 @@ class Topics:
         return f"{self.prefix}.dead.v1"
 
     @property
+    def recorder_group(self) -> str:
+        """The recorder's consumer group: what it has confirmed is in the job table."""
+        return f"{self.prefix}.recorder"
+
+    @property
     def all(self) -> tuple[str, ...]:
         """Every topic, those of jobs first."""
         return (*map(self.jobs, self.tiers), self.results, self.control, self.dead)

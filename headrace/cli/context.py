@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
+from headrace.cli.output import note
 
 BROKER_PATIENCE_S = 8.0
 
@@ -110,6 +111,25 @@ def result_store(settings: "Settings") -> "Store | None":
 def kafka_client(settings: "Settings") -> dict[str, Any]:
     """librdkafka's properties for a client of one command."""
     return {"bootstrap.servers": bootstrap_servers(settings), **settings.kafka}
+
+
+def announced(settings: "Settings", batch_id: str) -> int:
+    """How many records the batch is to have, by messages that the recorder has not confirmed; 0 where there are none.
+
+    Following needs no Kafka: where none is named the job table is believed, and where it does not answer that is said too.
+    """
+    from headrace.client import BrokerUnreachable, TopicMissing
+    from headrace.client.announced import not_recorded
+
+    try:
+        kafka = kafka_client(settings)
+    except Failure:
+        return 0
+    try:
+        return not_recorded(kafka, topics(settings), settings.tenant, batch_id).expected or 0
+    except (BrokerUnreachable, TopicMissing) as error:
+        note(f"Whether batch {batch_id} was sent more that the recorder has not read is not known: {error}.")
+        return 0
 
 
 def admin(settings: "Settings") -> Any:

@@ -18,35 +18,51 @@ POLL_S = 0.5
 PLAIN_S = 2.0
 
 
+class Promise:
+    """How many records a batch is to have, as far as anybody has said.
+
+    The job table knows what the recorder has read. So when it calls the batch complete, and not before, ``announced`` is
+    asked whether more was promised since.
+    """
+
+    def __init__(self, expected: int = 0, announced: Callable[[], int] = lambda: 0) -> None:
+        self.expected = expected
+        self._announced = announced
+
+    def kept(self, batch: "BatchProgress | None") -> bool:
+        """Whether the batch is complete, and not just as it was before a file that has grown was sent again."""
+        if batch is None or not batch.complete or (batch.expected or 0) < self.expected:
+            return False
+        self.expected = max(self.expected, self._announced())
+        return (batch.expected or 0) >= self.expected
+
+
 def follow(
     ledger: "Ledger",
     tenant: str,
     batch_id: str,
     stop: Event,
     *,
-    expected: int | None = None,
+    promise: Promise | None = None,
     quiet: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> "BatchProgress | None":
     """Return the batch once it is complete, or as it is when ``stop`` is set.
 
-    expected: how many records the batch has at least, where its control message may not have been read yet. meanwhile
-    is called at each look, and may raise.
+    promise: what the batch is to have at least, where the recorder may not have read it yet. meanwhile is called at each
+    look, and may raise.
     """
-    pace = Pace(expected)
+    promise = promise or Promise()
+    pace = Pace()
     with _view(batch_id, quiet) as show:
         while True:
             meanwhile()
             batch = ledger.batch(tenant, batch_id)
             if batch is not None:
+                pace.expected = promise.expected or None
                 show(pace.look(time.monotonic(), batch))
-            if _over(batch, expected) or stop.wait(POLL_S):
+            if promise.kept(batch) or stop.wait(POLL_S):
                 return batch
-
-
-def _over(batch: "BatchProgress | None", expected: int | None) -> bool:
-    """Whether the batch is complete, and not just as it was before a file that has grown was sent again."""
-    return batch is not None and batch.complete and (batch.expected or 0) >= (expected or 0)
 
 
 def sentence(glance: Glance) -> str:

@@ -9,7 +9,7 @@ import typer
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.follow import follow
+from headrace.cli.follow import Promise, follow
 from headrace.cli.output import Json, count, emit, fields, note, open_input, open_output
 from headrace.cli.results import Format, Reader, write_result, write_results
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
@@ -91,7 +91,12 @@ def submit(
     if wait:
         with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
             progress = follow(
-                ledger, settings.tenant, submission.batch_id, stop, expected=submission.expected, quiet=json
+                ledger,
+                settings.tenant,
+                submission.batch_id,
+                stop,
+                promise=Promise(submission.expected),
+                quiet=json,
             )
             interrupted = stop.is_set()
     if json:
@@ -119,7 +124,8 @@ def status(
         interrupted = False
         if wait and _is_batch(found):
             with stop_on_signals() as stop:
-                found = follow(ledger, settings.tenant, target, stop, quiet=json) or found
+                promise = _promise(settings, target)
+                found = follow(ledger, settings.tenant, target, stop, promise=promise, quiet=json) or found
                 interrupted = stop.is_set()
     if json:
         emit(asdict(found) | ({"interrupted": interrupted} if wait else {}))
@@ -160,8 +166,9 @@ def results(
         found = find(ledger, settings.tenant, target)
         with open_output(output) as out:
             if _is_batch(found):
+                promise = _promise(settings, target) if wait else None
                 written = write_results(
-                    ledger, settings.tenant, target, out, format, reader, follow=wait, stop=stop
+                    ledger, settings.tenant, target, out, format, reader, promise=promise, stop=stop
                 )
             else:
                 written = write_result(ledger, found.id, out, format, reader, follow=wait, stop=stop)
@@ -330,6 +337,11 @@ def parse_deadline(text: str) -> datetime:
             f"--deadline {text!r} is no time.",
             "Write a duration such as 90s, 30m, 2h or 1d, or a time with a zone such as 2027-01-31T12:00:00Z.",
         ) from None
+
+
+def _promise(settings: "Settings", batch_id: str) -> Promise:
+    """What somebody else's batch is to have: the job table says, and Kafka what the recorder has not read."""
+    return Promise(announced=lambda: context.announced(settings, batch_id))
 
 
 def _is_batch(found: "BatchProgress | JobStatus") -> "TypeIs[BatchProgress]":

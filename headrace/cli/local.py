@@ -12,7 +12,7 @@ from headrace.cli import context, showcase
 from headrace.cli.engine import default_model
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.follow import follow
+from headrace.cli.follow import Promise, follow
 from headrace.cli.jobs import check_sent, report_problems, send, show_batch
 from headrace.cli.output import Json, count, emit, fields, messages, note, open_input, open_output
 from headrace.cli.results import Format, Reader, write_results
@@ -116,7 +116,7 @@ def run(
             supervise = stack.supervise if stack else lambda: None
             batch = follow(
                 ledger, settings.tenant, submission.batch_id, stop,
-                expected=submission.expected, quiet=json, meanwhile=supervise,
+                promise=Promise(submission.expected), quiet=json, meanwhile=supervise,
             )  # fmt: skip
             reader = Reader(context.result_store(settings))
             with open_output(str(target)) as out:
@@ -127,7 +127,7 @@ def run(
                     out,
                     format,
                     reader,
-                    follow=False,
+                    promise=None,
                     stop=Stop(),
                 )
     if json:
@@ -159,7 +159,7 @@ def demo(file: File = EXAMPLE) -> None:
         with context.open_ledger(settings) as ledger:
             batch = follow(
                 ledger, settings.tenant, batch_id, stop,
-                expected=submission.expected, meanwhile=stack.supervise,
+                promise=Promise(submission.expected), meanwhile=stack.supervise,
             )  # fmt: skip
             if batch is not None and batch.complete:
                 showcase.answers(ledger, settings.tenant, batch_id, file)

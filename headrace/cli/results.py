@@ -8,10 +8,11 @@ from uuid import UUID
 
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
+from headrace.cli.follow import Promise
 from headrace.cli.output import count
 
 if TYPE_CHECKING:
-    from headrace.ledger import BatchProgress, Ledger, RejectionRow, StoredResult
+    from headrace.ledger import Ledger, RejectionRow, StoredResult
     from headrace.store import Store
 
 POLL_S = 1.0
@@ -71,10 +72,10 @@ def write_results(
     format: Format,
     reader: Reader,
     *,
-    follow: bool,
+    promise: Promise | None,
     stop: Event,
 ) -> int:
-    """Write what there is; with ``follow`` go on until the batch is complete. Returns the number of lines."""
+    """Write what there is; with a ``promise`` go on until the batch is complete. Returns the number of lines."""
     # Jobs do not end in the order of their ids, so each look reads all pages again; `seen` costs one id a job.
     seen: set[Any] = set()
     while True:
@@ -82,7 +83,7 @@ def write_results(
         batch = ledger.batch(tenant, batch_id)  # before the results: a complete batch has them all
         if batch is not None and batch.done > len(seen):
             _write_new(ledger, tenant, batch_id, out, format, reader, seen, stop)
-        if not follow or stop.is_set() or _complete(batch):
+        if promise is None or stop.is_set() or promise.kept(batch):
             return len(seen)
         stop.wait(max(POLL_S, 5 * (time.monotonic() - began)))
 
@@ -97,10 +98,6 @@ def write_result(
     out.write(_result_line(reader.read(result), format))
     out.flush()
     return 1
-
-
-def _complete(batch: "BatchProgress | None") -> bool:
-    return batch is not None and batch.complete
 
 
 def _write_new(

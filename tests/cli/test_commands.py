@@ -308,6 +308,16 @@ def test_results_are_lines(run: Run, tmp_path: Path) -> None:
     assert sum(json.loads(line)["response"] is not None for line in file.read_text().splitlines()) == 1
 
 
+@pytest.mark.usefixtures("ended_batch")
+def test_following_without_kafka_believes_the_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = run("results", "b", "--follow")  # its topics are not there
+    assert (away.exit_code, len(away.stdout.splitlines())) == (0, 3)
+    assert "is not known: topic" in away.stderr
+    monkeypatch.delenv("KAFKA_BOOTSTRAP_SERVERS")
+    without = run("results", "b", "--follow")
+    assert (without.exit_code, without.stdout, without.stderr) == (0, away.stdout, "")
+
+
 def test_a_single_jobs_result_can_be_had(run: Run, ended_batch: dict[str, UUID]) -> None:
     result = json.loads(run("results", str(ended_batch["good"])).stdout)
     assert result["choices"][0]["text"] == "Paris"

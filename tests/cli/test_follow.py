@@ -1,12 +1,22 @@
 """Watching a batch: until it is complete, or until somebody has seen enough."""
 
-from threading import Event
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
 
 import pytest
+from pipeline import QUICK_GROUP, Pipeline, pipeline
+from typer.testing import CliRunner
+from waiting import eventually
 
+from headrace.cli import app, context
 from headrace.cli import follow as module
-from headrace.cli.follow import follow
+from headrace.cli.follow import Promise, follow
+from headrace.client import Client
 from headrace.ledger import BatchProgress, BatchState
+from headrace.ledger.recorder import Recorder
 
 
 class Growing:
@@ -39,7 +49,7 @@ def test_it_ends_with_the_complete_batch() -> None:
 
 
 def test_without_a_terminal_it_prints_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    follow(Growing(), "default", "b", Event(), expected=8)  # type: ignore[arg-type]
+    follow(Growing(), "default", "b", Event(), promise=Promise(8))  # type: ignore[arg-type]
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
@@ -63,7 +73,7 @@ class Stale(Growing):
 
 
 def test_a_batch_that_was_complete_before_more_was_sent_is_waited_for() -> None:
-    batch = follow(Stale(), "default", "b", Event(), expected=8, quiet=True)  # type: ignore[arg-type]
+    batch = follow(Stale(), "default", "b", Event(), promise=Promise(8), quiet=True)  # type: ignore[arg-type]
     assert batch is not None
     assert batch.succeeded == 8
 
@@ -91,3 +101,78 @@ def test_what_goes_wrong_meanwhile_ends_it() -> None:
 
     with pytest.raises(RuntimeError, match="died"):
         follow(Growing(), "default", "b", Event(), quiet=True, meanwhile=fail)  # type: ignore[arg-type]
+
+
+def test_what_was_announced_is_asked_of_a_complete_batch_alone() -> None:
+    ledger, announced = Growing(), [8]
+    promise = Promise(announced=announced.pop)
+    follow(ledger, "default", "b", Event(), promise=promise, quiet=True)  # type: ignore[arg-type]
+    assert (ledger.looks, announced) == (5, [])
+
+
+@contextmanager
+def recording(made: Pipeline) -> Iterator[None]:
+    """A recorder while the block runs."""
+    stop = Event()
+    recorder = Recorder(made.bootstrap, made.topics, made.ledger, kafka=QUICK_GROUP)
+    thread = Thread(target=recorder.run, args=(stop,), name="recorder")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(120)
+
+
+@pytest.mark.timeout(600)
+def test_results_wait_for_what_was_sent_again_before_anybody_has_read_it(
+    kafka: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"custom_id": str(number), "prompt": f"number {number}"} for number in range(4)]
+    asked, ask = Event(), context.announced
+
+    def announced(*arguments: object) -> int:
+        try:
+            return ask(*arguments)  # type: ignore[arg-type]
+        finally:
+            asked.set()
+
+    monkeypatch.setattr(context, "announced", announced)
+    with pipeline(kafka, database_url, partitions=2) as made, Client(kafka, made.topics) as client:
+        monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka)
+        monkeypatch.setenv("DATABASE_URL", database_url)
+        monkeypatch.setenv("HEADRACE_TOPIC_PREFIX", made.topics.prefix)
+        monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+        worker = made.start_worker()
+        with recording(made):
+            first = client.submit(lines[:2], idempotency_key="nightly")
+
+            def complete() -> bool:
+                batch = made.ledger.batch("default", first.batch_id)
+                return batch is not None and batch.complete
+
+            eventually(complete)
+        worker.close()
+        client.submit(lines, idempotency_key="nightly")
+        ended = Event()
+
+        def go_on() -> None:
+            asked.wait(120)
+            made.start_worker()
+            with recording(made):
+                ended.wait(120)
+
+        others = Thread(target=go_on)
+        others.start()
+        try:
+            result = CliRunner().invoke(app, ["results", first.batch_id, "--follow"])
+        finally:
+            asked.set()
+            ended.set()
+            others.join(120)
+    assert sorted(json.loads(line)["custom_id"] for line in result.stdout.splitlines()) == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]

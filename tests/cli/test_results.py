@@ -14,6 +14,7 @@ import pytest
 from headrace.cli import results
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
+from headrace.cli.follow import Promise
 from headrace.cli.results import Format, Reader, write_results
 from headrace.ledger import BatchProgress, BatchState, RejectionRow, StoredResult
 from headrace.schemas import Choice, JobResult, JobState, Reference
@@ -59,7 +60,14 @@ def write(
 ) -> list[dict[str, object]]:
     out = io.BytesIO()
     count = write_results(
-        table, "default", "b", out, format, reader or Reader(None), follow=follow, stop=Event()
+        table,
+        "default",
+        "b",
+        out,
+        format,
+        reader or Reader(None),
+        promise=Promise() if follow else None,
+        stop=Event(),
     )  # type: ignore[arg-type]
     lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
     assert len(lines) == count

@@ -19,9 +19,11 @@ from headrace.client import (
     DeliveryFailed,
     InvalidLine,
     InvalidName,
+    Line,
     Submission,
     TopicMissing,
 )
+from headrace.client.announced import not_recorded
 from headrace.schemas import (
     BatchClosed,
     BatchOpened,
@@ -304,6 +306,47 @@ def test_following_a_batch_that_was_sent_again_waits_for_the_largest_number(
         assert [result.id for result in following] == grown.ids[1:]
 
 
+def test_following_counts_a_bad_line_that_was_sent_again_once(installation: Installation) -> None:
+    lines: list[Line] = [{"prompt": "a"}, b"not json", {"prompt": "b"}]
+    with installation.client() as client:
+        client.submit(lines[:2], idempotency_key="k")
+        grown = client.submit(lines, idempotency_key="k")
+        for message in installation.read(installation.topics.jobs("standard"), 5):
+            if message.value() == b"not json":
+                headers = [*(message.headers() or []), (names.DEAD_CODE, b"invalid_json")]
+                installation.send(installation.topics.dead, b"k", b"not json", headers)
+        installation.finish(grown, grown.ids[:1])
+        following = client.follow_results(grown)
+        assert next(following).id == grown.ids[0]
+        installation.finish(grown, grown.ids[1:])
+        assert [result.id for result in following] == grown.ids[1:]
+
+
+def test_of_what_was_announced_only_that_is_told_which_the_recorder_has_not_confirmed(
+    installation: Installation,
+) -> None:
+    def told(batch_id: str) -> int | None:
+        kafka = {"bootstrap.servers": installation.bootstrap}
+        return not_recorded(kafka, installation.topics, "default", batch_id).expected
+
+    with installation.client() as client:
+        submission = client.submit([{"prompt": "a"}, {"prompt": "b"}], idempotency_key="k")
+        client.submit([{"prompt": "a"}], idempotency_key="k")
+        client.submit([{"prompt": "other"}] * 7)
+        assert told(submission.batch_id) == 2
+        recorder = Consumer(
+            {"bootstrap.servers": installation.bootstrap, "group.id": installation.topics.recorder_group}
+        )
+        ends = [TopicPartition(installation.topics.control, number) for number in range(2)]
+        for end in ends:
+            end.offset = recorder.get_watermark_offsets(end)[1]
+        recorder.commit(offsets=ends, asynchronous=False)
+        recorder.close()
+        assert told(submission.batch_id) is None
+        client.submit([{"prompt": "a"}] * 3, idempotency_key="k")
+        assert told(submission.batch_id) == 3
+
+
 def test_following_gives_up_after_idle_time(installation: Installation) -> None:
     with installation.client() as client:
         submission = client.submit([{"prompt": "a"}])
@@ -378,6 +421,6 @@ def test_one_interrupt_ends_a_submit_that_waits_for_kafka(known: str) -> None:
 
 
 def test_a_broker_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.client.results._PATIENCE_S", 0.5)
+    monkeypatch.setattr("headrace.client.reading.PATIENCE_S", 0.5)
     with pytest.raises(BrokerUnreachable, match="Kafka does not answer"):
         list(Client("127.0.0.1:1", kafka={"log_level": 0}).follow_results("b"))

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from headrace.client.lines import Line, LineReader, Outgoing, to_bytes
-from headrace.schemas import Envelope, ErrorCode, PromptJob, Source, parse_envelope, parse_job, uuid7
+from headrace.schemas import Envelope, ErrorCode, PromptJob, Source, parse_envelope, parse_job, topics, uuid7
 from headrace.schemas.ids import time_ms
 
 SOURCE = Source("t", 0, 7, timestamp_ms=int(datetime.now(UTC).timestamp() * 1000))
@@ -137,3 +137,14 @@ def test_a_long_idempotency_key_still_names_jobs() -> None:
     first, second = read(*lines, idempotency_key="k" * 200)
     assert first.id == envelope(first).id != second.id
     assert read(*lines, idempotency_key="k" * 200)[1].id == second.id
+
+
+def test_an_idempotency_key_names_lines_that_nobody_can_read_too() -> None:
+    def names(**options: object) -> list[bytes | None]:
+        return [dict(one.headers).get(topics.JOB_ID) for one in read(b"not json", b"not json", **options)]
+
+    first, second = names(idempotency_key="k")
+    assert first is not None
+    assert first != second
+    assert names(idempotency_key="k") == [first, second]
+    assert names() == [None, None]
