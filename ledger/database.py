@@ -54,6 +54,14 @@ ARGUMENTS = {
 }
 # For SQLAlchemy, whose own reading of addresses knows one host alone: libpq reads them instead.
 DIALECT = "postgresql+psycopg://"
+# Parameters of libpq's that take one of a few words. It looks at them when it connects, and says then that it could not.
+_CHOICES = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "gssencmode": ("disable", "prefer", "require"),
+    "channel_binding": ("disable", "prefer", "require"),
+    "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    "load_balance_hosts": ("disable", "random"),
+}
 # Seconds after which a connection is made anew. Its temporary table keeps the age that it was made at and autovacuum
 # leaves it alone: in a session of weeks it would hold up the whole cluster's freezing.
 RECYCLE_S = 3600
@@ -90,6 +98,9 @@ def parse_url(url: str) -> dict[str, Any]:
         raise NotPostgres(
             f"There are {len(hosts)} hosts and {len(ports)} ports: give each its own, or one for all."
         )
+    for name, choices in _CHOICES.items():
+        if name in given and given[name] not in choices:
+            raise NotPostgres(f"{name} must be one of {', '.join(choices)}.")
     return given
 
 

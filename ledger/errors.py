@@ -14,7 +14,7 @@ class NotMigrated(LedgerError):
 
 
 class NotPostgres(LedgerError):
-    """The address is that of another kind of database, or of none."""
+    """The address is that of another kind of database or of none, or a parameter in it has no such value."""
 
 
 class NotPermitted(LedgerError):

@@ -119,6 +119,21 @@ def test_an_option_that_no_database_knows_is_a_usage_error(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["migrate", "status b", "recorder"])
+def test_a_value_that_a_database_s_option_cannot_have_is_a_usage_error_that_names_those_it_can(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:secret@127.0.0.1:1/x?sslmode=verify_full")
+    result = run(*command.split())
+    assert result.exit_code == Exit.USAGE
+    assert (
+        "DATABASE_URL: sslmode must be one of disable, allow, prefer, require, verify-ca, verify-full."
+        in result.output
+    )
+    assert "secret" not in result.output
+
+
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     "url",
     [
