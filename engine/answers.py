@@ -112,7 +112,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Answers:
-    """A request's answers: how many are awaited, and those that have ended, with the engine's words on each.
+    """A request's answers: how many are awaited, and those that have ended, with what the engine made of each.
 
     waited_s: from ``add_many`` until the engine got the request.
     """
@@ -120,7 +120,7 @@ class Answers:
     request: "TextRequest"
     prompt: list[int]
     awaited: int
-    ended: list[tuple[TextChoice, Completion]] = field(default_factory=list)
+    ended: list[tuple[Answer, Completion]] = field(default_factory=list)
     waited_s: float = 0.0
 
 

@@ -25,7 +25,7 @@ from headrace.engine.answers import (
 )
 from headrace.engine.chat import ChatFormat, ChatOptions
 from headrace.engine.config import EngineConfig
-from headrace.engine.errors import EngineError, InvalidRequest
+from headrace.engine.errors import EngineDead, EngineError, InvalidRequest
 from headrace.engine.grammar import Grammar
 from headrace.engine.looks import Score, looks, pooled, score
 from headrace.engine.prompts import prompt_ids
@@ -152,7 +152,8 @@ class LocalTextEngine:
     """A TextEngine over any TokenEngine: ids go in and come out on its far side, text on this one.
 
     Text is made when a request ends. Only a request with stop strings is watched token by token; when one of them
-    completes, the engine is told to stop there, and what it overshot meanwhile is cut.
+    completes, the engine is told to stop there, and what it overshot meanwhile is cut. A defect of ours that a request
+    meets on its way in or out ends it with an ``internal_error``, and harms no other.
 
     tool_form: see ChatFormat. Raises EngineError for an unknown one.
     """
@@ -175,14 +176,14 @@ class LocalTextEngine:
     def add_many(self, requests: Sequence[TextRequest]) -> None:
         """Take requests; each ends in exactly one TextCompletion. A bad one ends with ``error``; none raises."""
         started = time.monotonic()
-        prompts = prompt_ids(requests, self._tokenizer, self._chat_format, self._limits)
+        prompts = self._prompt_ids(requests)
         accepted: list[str] = []
         parts: list[list[Request]] = []
         for request, prompt in zip(requests, prompts, strict=True):
             try:
                 parts.append(self._start(request, prompt))
-            except InvalidRequest as error:
-                self._refuse(request.id, error)
+            except Exception as error:
+                self._refuse(request.id, "preparing the request", error)
             else:
                 accepted.append(request.id)
         waited = time.monotonic() - started
@@ -223,6 +224,15 @@ class LocalTextEngine:
         """Stop and release the device. Idempotent."""
         self._engine.close()
 
+    def _prompt_ids(self, requests: Sequence[TextRequest]) -> list[list[int] | InvalidRequest]:
+        """Each request's prompt in ids, or what is wrong with the request. After a defect each is read by itself."""
+        try:
+            return prompt_ids(requests, self._tokenizer, self._chat_format, self._limits)
+        except Exception as error:
+            if len(requests) == 1:
+                return [_blame(requests[0].id, "reading the prompt", error)]
+            return [self._prompt_ids([request])[0] for request in requests]
+
     def _constrained(self, request: TextRequest, prompt: list[int]) -> TextRequest:
         """The request with the grammar that its chat asks for. Raises InvalidRequest for what does not go with that."""
         if request.messages is None or request.looks:
@@ -244,9 +254,11 @@ class LocalTextEngine:
             raise _still_running(taken[0])
         request = self._constrained(request, prompt)
         parts = self._token_requests(request, prompt)
+        self._running |= {
+            name: Answer(request, index, prompt, self._tokenizer, self._chat_format)
+            for index, name in enumerate(names)
+        }
         self._answers[request.id] = Answers(request, prompt, awaited=len(names))
-        for index, name in enumerate(names):
-            self._running[name] = Answer(request, index, prompt, self._tokenizer, self._chat_format)
         return parts
 
     def _token_requests(self, request: TextRequest, prompt: list[int]) -> list[Request]:
@@ -278,52 +290,59 @@ class LocalTextEngine:
         """Hand requests to the engine at once; if it refuses, one by one, so that a bad one fails alone."""
         try:
             self._engine.add_many([part for request in parts for part in request])
-        except InvalidRequest as error:
+        except EngineDead:
+            raise
+        except Exception as error:
             if len(parts) > 1:
                 for request in parts:
                     self._submit([request])
                 return
-            for part in parts[0]:
-                del self._running[part.id]
-            del self._answers[parts[0][0].id]
-            self._refuse(parts[0][0].id, error)
+            request_id = parts[0][0].id
+            self._forget(request_id)
+            self._refuse(request_id, "handing the request to the engine", error)
 
-    def _refuse(self, request_id: str, error: InvalidRequest) -> None:
-        self._refused.append(TextCompletion(request_id, [], error=_reason(error)))
+    def _refuse(self, request_id: str, doing: str, error: Exception) -> None:
+        self._refused.append(_failed(request_id, _blame(request_id, doing, error)))
+
+    def _forget(self, request_id: str) -> None:
+        """Await no more answers to the request."""
+        for name in engine_ids(self._answers.pop(request_id).request):
+            self._running.pop(name, None)
 
     def _look_for_stop(self, name: str, tokens: list[int]) -> None:
         answer = self._running.get(name)
-        if answer and (hit := answer.feed(tokens)):
+        if answer is None:
+            return
+        try:
+            hit = answer.feed(tokens)
+        except Exception as error:
+            self.abort([answer.request_id])
+            self._forget(answer.request_id)
+            self._refuse(answer.request_id, "reading the answer", error)
+            return
+        if hit:
             self._engine.finish(name, hit.tokens)
 
     def _complete(self, done: Completion) -> TextCompletion | None:
         """The request's completion, if this answer was the last one awaited."""
         answer = self._running.pop(done.id)
         answers = self._answers[answer.request_id]
-        answers.ended.append(self._read(answer, done))
+        answers.ended.append((answer, done))
         if len(answers.ended) < answers.awaited:
             return None
         del self._answers[answer.request_id]
         if error := next((part.error for _, part in answers.ended if part.error), None):
-            return TextCompletion(answer.request_id, [], error=_reason(error))
-        return self._completion(answers)
-
-    def _read(self, answer: Answer, done: Completion) -> tuple[TextChoice, Completion]:
-        """What the engine generated as a choice. A defect of ours in reading it costs this request and no other."""
+            return _failed(answer.request_id, error)
         try:
-            return answer.choice(done), done
+            return self._completion(answers)
         except Exception as error:
-            name = type(error).__name__
-            log.error("cannot read an answer to %s: %s", answer.request_id, name)
-            log.debug("where", exc_info=error)  # not above: the message may quote the answer
-            refused = InvalidRequest(f"reading the answer failed with {name}", code="internal_error")
-            return TextChoice(answer.index, "", [], done.finish_reason, None), replace(done, error=refused)
+            return _failed(answer.request_id, _blame(answer.request_id, "reading the answer", error))
 
     def _completion(self, answers: Answers) -> TextCompletion:
         """All answers in their order. The prompt counts once, as the first of them met it."""
         request, prompt = answers.request, answers.prompt
         ended = sorted(answers.ended, key=lambda pair: pair[0].index)
-        choices = [choice for choice, _ in ended]
+        choices = [answer.choice(done) for answer, done in ended]
         parts = [done for _, done in ended]
         completion = _ended(answers, choices, parts)
         read = parts[0].prompt_logprobs
@@ -368,8 +387,18 @@ def _ended(answers: Answers, choices: list[TextChoice], parts: list[Completion])
     )
 
 
-def _reason(error: InvalidRequest) -> RequestError:
-    return RequestError(error.code, error.message, error.param)
+def _failed(request_id: str, error: InvalidRequest) -> TextCompletion:
+    return TextCompletion(request_id, [], error=RequestError(error.code, error.message, error.param))
+
+
+def _blame(request_id: str, doing: str, error: Exception) -> InvalidRequest:
+    """What to tell of an error: a refusal as it is, of a defect of ours no more than its class."""
+    if isinstance(error, InvalidRequest):
+        return error
+    name = type(error).__name__
+    log.error("%s failed for %s: %s", doing, request_id, name)
+    log.debug("where", exc_info=error)  # not above: the message may quote the request or the answer
+    return InvalidRequest(f"{doing} failed with {name}", code="internal_error")
 
 
 def _still_running(request_id: str) -> InvalidRequest:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from scripted_engine import ScriptedEngine
 from small_tokenizers import small
 
 from headrace.engine import Engine, EngineConfig
-from headrace.engine.answers import Answer, TextChoice
+from headrace.engine.answers import Answer
 from headrace.engine.errors import EngineDead
-from headrace.engine.request import Completion, EngineStats, FinishReason, Pooling, Request, SamplingParams
+from headrace.engine.request import EngineStats, FinishReason, Pooling, Request, SamplingParams
 from headrace.engine.text import LocalTextEngine, RequestError, TextCompletion, TextEngine, TextRequest
+from headrace.engine.tokenizer import Tokenizer
 
 TOKENIZER = small("byte_level")
+SECRET = "what nobody may read"
 STORY = "Once the mill 🙂 ground corn.\nThen it stopped. The end."
 
 
@@ -295,22 +297,40 @@ def test_bad_requests_take_no_neighbour_with_them() -> None:
     assert sorted(r.id for r in inner.seen) == sorted(r.id for r in good)
 
 
-def test_an_answer_that_cannot_be_read_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Answer.choice
+@pytest.mark.parametrize(
+    ("owner", "method", "doing", "is_bad"),
+    [
+        (Tokenizer, "encode_many", "reading the prompt", lambda _, texts: SECRET in texts),
+        (LocalTextEngine, "_token_requests", "preparing the request", lambda _, request, prompt: request.id == "bad"),
+        (ScriptedEngine, "add_many", "handing the request to the engine", lambda _, parts: "bad" in [p.id for p in parts]),
+        (Answer, "feed", "reading the answer", lambda answer, tokens: answer.request_id == "bad" and answer.index == 1),
+        (Answer, "choice", "reading the answer", lambda answer, done: done.id == "bad#1"),
+    ],
+)  # fmt: skip
+def test_a_defect_of_ours_fails_the_request_that_meets_it_and_no_other(
+    owner: type, method: str, doing: str, is_bad: Callable[..., bool],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    sound = getattr(owner, method)
 
-    def defective(self: Answer, done: Completion) -> TextChoice:
-        if done.id == "bad#1":
-            raise RecursionError("what the answer says")
-        return read(self, done)
+    def defective(self: object, *args: Any) -> Any:
+        if is_bad(self, *args):
+            raise RecursionError(SECRET)
+        return sound(self, *args)
 
-    monkeypatch.setattr(Answer, "choice", defective)
-    engine, _ = scripted()
-    ended = run(engine, [TextRequest("bad", prompt="go", n=3), TextRequest("good", prompt="go")])
-    assert ended["bad"].error == RequestError(
-        "internal_error", "reading the answer failed with RecursionError"
-    )
+    monkeypatch.setattr(owner, method, defective)
+    caplog.set_level("INFO")
+    engine, inner = scripted()
+    good = [TextRequest(f"good {n}", prompt="go", stop=("stopped",)) for n in range(2)]
+    bad = TextRequest("bad", prompt=SECRET, n=3, stop=("stopped",))
+    ended = run(engine, [good[0], bad, good[1]])
+
+    assert ended["bad"].error == RequestError("internal_error", f"{doing} failed with RecursionError")
     assert ended["bad"].choices == []
-    assert ended["good"].choices[0].text == STORY
+    assert [ended[request.id].choices[0].text for request in good] == [STORY.partition("stopped")[0]] * 2
+    assert SECRET not in caplog.text
+    engine.poll(5.0)
+    assert inner.stats().running == 0, "what nobody awaits was aborted"
 
 
 def test_an_id_in_use_is_refused_and_its_owner_runs_on() -> None:
