@@ -1,4 +1,4 @@
-"""What a process that stays says of Kafka: one line that helps, for librdkafka's many.
+"""What a process that stays says of Kafka: one line that helps, for librdkafka's many, and one for a record unread.
 
 librdkafka tells each failed connection at ERROR, each client for itself, for as long as it lasts.
 """
@@ -35,6 +35,12 @@ def callbacks(bootstrap: str) -> dict[str, Any]:
     """The ``logger`` and ``error_cb`` of every client of this process at these addresses."""
     kafka_log = KafkaLog(bootstrap)
     return {"logger": kafka_log, "error_cb": kafka_log.note}
+
+
+def unread(topic: str, partition: int, offset: int, error: Exception) -> None:
+    """A defect of ours keeps a record from being read. Its own words come at DEBUG only: they may quote the prompt."""
+    log.error("cannot read %s[%s] at %s: %s", topic, partition, offset, type(error).__name__)
+    log.debug("where", exc_info=error)
 
 
 class KafkaLog:

@@ -17,8 +17,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from headrace.ledger import kafka_log
 from headrace.ledger.errors import LedgerUnavailable
-from headrace.ledger.kafka_log import callbacks
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.upkeep import Upkeep, chores
@@ -116,7 +116,7 @@ class Recorder:
 
     def run(self, stop: Event) -> None:
         """Record until `stop` is set. Raises KafkaException on what no retry mends, LedgerError likewise."""
-        consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
+        consumer = Consumer(self._settings, **kafka_log.callbacks(self._settings["bootstrap.servers"]))
         consumer.subscribe(self._topics, on_assign=_on_assign)
         upkeep = Upkeep(chores(self._ledger, self.metrics, self._keep), self.metrics)
         upkeep.start(stop)
@@ -201,10 +201,9 @@ class Recorder:
                 bulk.rejections.append(_rejection(error, source))
             except Exception as error:
                 # A defect of ours. It must cost this record and not the recorder, which would meet it again and again.
-                name = type(error).__name__
-                log.error("cannot read %s[%s] at %s: %s", topic, partition, offset, name)
-                unread = Unparsable(ErrorCode.INTERNAL_ERROR, f"reading the record failed with {name}")
-                bulk.rejections.append(_rejection(unread, source))
+                kafka_log.unread(topic, partition, offset, error)
+                why = f"reading the record failed with {type(error).__name__}"
+                bulk.rejections.append(_rejection(Unparsable(ErrorCode.INTERNAL_ERROR, why), source))
         return bulk
 
     def _job(self, envelope: Envelope, source: Source) -> JobRow:

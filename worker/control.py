@@ -15,7 +15,7 @@ from uuid import UUID
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
-from headrace.ledger.kafka_log import callbacks
+from headrace.ledger import kafka_log
 from headrace.schemas import CancelBatch, CancelJob, Unparsable, parse_control
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ControlConsumer:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
+        consumer = Consumer(self._settings, **kafka_log.callbacks(self._settings["bootstrap.servers"]))
         try:
             while not self._closing.is_set() and not self._assign(consumer):
                 self._closing.wait(AGAIN_AFTER_S)
@@ -155,8 +155,7 @@ class ControlConsumer:
             log.warning("%s[%s] at %s: %s", self._topic, message.partition(), message.offset(), error.code)
             return
         except Exception as error:  # a defect of ours: it must cost this message, not every cancel after it
-            where, name = (self._topic, message.partition(), message.offset()), type(error).__name__
-            log.error("cannot read %s[%s] at %s: %s", *where, name)
+            kafka_log.unread(self._topic, message.partition(), message.offset(), error)
             return
         if isinstance(control, CancelJob | CancelBatch):
             self._inbox.append(control)

@@ -1,9 +1,9 @@
 """One job in a worker's memory, from its record's delivery until its result is on the results topic."""
 
-import logging
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from headrace.ledger import kafka_log
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.schemas import (
     Envelope,
@@ -20,8 +20,6 @@ from headrace.schemas import (
 )
 from headrace.worker import translate
 from headrace.worker.consumer import Delivery
-
-log = logging.getLogger(__name__)
 
 
 class Stage(Enum):
@@ -109,10 +107,8 @@ def read(delivery: Delivery, pool: str, models: frozenset[str]) -> Job | Rejecti
         return _job(row, error.envelope, delivery, None, problem)
     except Exception as error:
         # A defect of ours. It must cost this record and not the worker, which would meet it again and again.
-        name = type(error).__name__
-        log.error("cannot read %s[%s] at %s: %s", place.topic, place.partition, delivery.offset, name)
-        log.debug("where", exc_info=error)  # not above: the message may quote the prompt
-        return _unread(delivery, source, pool, f"reading the record failed with {name}")
+        kafka_log.unread(place.topic, place.partition, delivery.offset, error)
+        return _unread(delivery, source, pool, f"reading the record failed with {type(error).__name__}")
     envelope = request.envelope
     row = JobRow.of(envelope, source, delivery.tier, pool)
     return _job(row, envelope, delivery, request, _unknown_model(request, models))
