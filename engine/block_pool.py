@@ -21,14 +21,13 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._tree = tree
         self._refs = np.zeros(num_blocks, dtype=np.int32)
-        self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        self._num_free = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free(self) -> int:
         """Blocks that hold nothing."""
-        return self._num_free
+        return len(self._free)
 
     @property
     def cached(self) -> int:
@@ -43,16 +42,17 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that ``take`` could hand out."""
-        return self._num_free + len(self._cached)
+        return len(self._free) + len(self._cached)
 
     def take(self, count: int) -> NDArray[np.int32]:
         """``count`` blocks of one's own. The caller has looked at ``available``."""
-        while self._num_free < count:
+        while len(self._free) < count:
             block, _ = self._cached.popitem(last=False)
             self._tree.forget(block)
-            self._push(block)
-        self._num_free -= count
-        blocks = self._free[self._num_free : self._num_free + count].copy()
+            self._free.append(block)
+        first = len(self._free) - count
+        blocks = np.array(self._free[first:], np.int32)
+        del self._free[first:]
         self._refs[blocks] = 1
         return blocks
 
@@ -84,19 +84,15 @@ class BlockPool:
             if block in self._tree:
                 self._cached[block] = None
             else:
-                self._push(block)
+                self._free.append(block)
 
     def check(self) -> None:
         """Assert the idle invariant and that no block is in two places."""
-        free = set(self._free[: self._num_free].tolist())
+        free = set(self._free)
         cached = set(self._cached)
         live = set(np.flatnonzero(self._refs).tolist())
-        assert len(free) == self._num_free, "a block is free twice"
+        assert len(free) == len(self._free), "a block is free twice"
         assert len(free | cached | live) == len(free) + len(cached) + len(live), "a block is in two states"
         assert len(free) + len(cached) + len(live) == self.num_blocks, "a block is lost"
         assert all(block in self._tree for block in cached), "a cached block cannot be found"
         assert (self._refs >= 0).all(), "a block was released twice"
-
-    def _push(self, block: int) -> None:
-        self._free[self._num_free] = block
-        self._num_free += 1

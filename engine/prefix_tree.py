@@ -5,6 +5,7 @@ numbers are never used twice: a child whose parent was evicted can no longer be 
 tokens starts a branch of its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,11 +62,8 @@ class PrefixTree:
         """
         parent = self.root(salt)
         blocks: list[int] = []
-        size = self.block_size
-        data = tokens.tobytes()
-        width = tokens.itemsize * size
-        for i in range(min(need_from, len(tokens) - 1) // size):
-            node = self._nodes.get((parent, data[i * width : (i + 1) * width]))
+        for key_bytes in self._chunks(tokens, min(need_from, len(tokens) - 1) // self.block_size):
+            node = self._nodes.get((parent, key_bytes))
             if node is None:
                 break
             if not node.ready:
@@ -74,20 +72,35 @@ class PrefixTree:
             parent = node.number
         return Match(blocks, parent, pending=False)
 
-    def insert(self, parent: int, tokens: NDArray[np.int32], block: int, *, ready: bool) -> tuple[Node, bool]:
-        """The node for ``tokens`` after ``parent``, made for ``block`` if there was none (then True)."""
-        key = (parent, tokens.tobytes())
-        node = self._nodes.get(key)
-        if node is not None:
-            return node, False
-        node = Node(self._number(), block, ready)
-        self._nodes[key] = node
-        self._key_of_block[block] = key
-        return node, True
+    def insert(
+        self, parent: int, tokens: NDArray[np.int32], blocks: list[int], *, ready: bool
+    ) -> tuple[list[Node | None], int]:
+        """Make a run of full blocks findable: ``tokens``, as many as they hold, stand after ``parent``.
+
+        Returns their nodes and the number of the last one. None in the place of a block whose tokens another block has
+        already: that one stays the one to be found.
+        """
+        made: list[Node | None] = []
+        for key_bytes, block in zip(self._chunks(tokens, len(blocks)), blocks, strict=True):
+            key = (parent, key_bytes)
+            node = self._nodes.get(key)
+            if node is None:
+                node = self._nodes[key] = Node(self._number(), block, ready)
+                self._key_of_block[block] = key
+                made.append(node)
+            else:
+                made.append(None)
+            parent = node.number
+        return made, parent
 
     def forget(self, block: int) -> None:
         """The block is about to hold something else (or was never filled)."""
         del self._nodes[self._key_of_block.pop(block)]
+
+    def _chunks(self, tokens: NDArray[np.int32], count: int) -> Iterator[bytes]:
+        """The bytes of each of the first ``count`` blocks of tokens."""
+        data, width = tokens.tobytes(), tokens.itemsize * self.block_size
+        return (data[start : start + width] for start in range(0, count * width, width))
 
     def _number(self) -> int:
         self._next_number += 1

@@ -351,17 +351,11 @@ class Scheduler:
         return _Seat.TAKEN
 
     def _grow_nodes(self, seq: Sequence, upto: int, tokens: Ints, *, ready: bool) -> None:
-        """Make the sequence's full blocks, up to block ``upto``, known to the prefix tree.
-
-        Where another sequence already has a block of the same tokens, that one stays the one to be found.
-        """
-        size, blocks = self.block_size, self.slots.blocks(seq.slot)
-        for i in range(len(seq.nodes), upto):
-            node, own = self.tree.insert(
-                seq.tail, tokens[i * size : (i + 1) * size], int(blocks[i]), ready=ready
-            )
-            seq.nodes.append(node if own else None)
-            seq.tail = node.number
+        """Make the sequence's full blocks, up to block ``upto``, known to the prefix tree."""
+        size, known = self.block_size, len(seq.nodes)
+        blocks = self.slots.blocks(seq.slot)[known:upto].tolist()
+        nodes, seq.tail = self.tree.insert(seq.tail, tokens[known * size : upto * size], blocks, ready=ready)
+        seq.nodes += nodes
 
     def _kept(self, priority: int) -> int:
         """Blocks that a newcomer leaves: for those as urgent who run, whose recomputation it is not worth, to grow in,

@@ -15,6 +15,9 @@ from headrace.engine.request import Completion, FinishReason, Logprobs, Outputs,
 NOTHING = np.iinfo(np.int32).max
 """A position that no sequence reaches: nothing (more) is to be read off its prompt."""
 
+Urgency = tuple[int, float, int]
+"""Priority, deadline, arrival: what sorts waiting sequences. No two are alike, for no two arrive together."""
+
 
 class SequenceStatus(Enum):
     """Where a sequence stands. A preempted one waits again; its tokens are kept, its blocks are not."""
@@ -83,7 +86,7 @@ class Sequence:
         return self.prompt_len + (0 if self.guide else self.request.sampling.min_tokens)
 
     @property
-    def urgency(self) -> tuple[int, float, int]:
+    def urgency(self) -> Urgency:
         """Sorts waiting sequences: priority, then deadline, then arrival."""
         deadline = self.request.deadline
         return (self.request.priority, float("inf") if deadline is None else deadline, self.arrival)
@@ -141,9 +144,6 @@ class Sequence:
             return None
         pooled: NDArray[np.float32] = np.sum(self.sums, axis=0, dtype=np.float32)
         return pooled / np.float32(self.prompt_len) if self.request.pooling is Pooling.MEAN else pooled
-
-    def __lt__(self, other: "Sequence") -> bool:
-        return self.urgency < other.urgency
 
 
 def positions_needed(request: Request) -> tuple[int, int]:

@@ -44,6 +44,8 @@ class Sharers:
             self._epochs = epochs
             self._find()
         prefix = self._prefix_of[decodes]
+        if (prefix == -1).all():
+            return decodes, NO_GROUPS
         order = np.argsort(prefix, kind="stable")
         decodes, prefix = decodes[order], prefix[order]
         start: Ints = np.flatnonzero(np.diff(prefix, prepend=-1)).astype(np.int32)
@@ -60,12 +62,17 @@ class Sharers:
         how far it is shared. A private copy of a known block ends the run: what follows it is not the same chain.
         """
         s = self._slots
-        rows = np.flatnonzero(s.active)
+        self._prefix_of[:] = -1
+        held_by_many = self._pool.references() >= LEAST_SHARERS
+        rows = np.flatnonzero(s.active & (s.num_blocks >= LEAST_SHARED_BLOCKS))
+        if len(rows):  # most workloads share nothing: one column of the tables tells
+            rows = rows[held_by_many[s.block_tables[rows, LEAST_SHARED_BLOCKS - 1]]]
+        if not len(rows):
+            return
         tables = s.block_tables[rows, : int(s.num_blocks[rows].max())]
-        held = np.arange(tables.shape[1]) < s.num_blocks[rows, None]
-        shared = held & (self._pool.references()[tables] >= LEAST_SHARERS)
-        depth = np.logical_and.accumulate(shared, axis=1).sum(1, dtype=np.int32)
-        depth[depth < LEAST_SHARED_BLOCKS] = 0
-        last = tables[np.arange(len(rows)), np.maximum(depth - 1, 0)]
-        self._prefix_of[rows] = np.where(depth > 0, last, -1)
+        shared = held_by_many[tables]
+        run = np.where(shared.all(1), shared.shape[1], shared.argmin(1))  # argmin: the first that is not
+        depth = np.minimum(run, s.num_blocks[rows])
+        last = tables[np.arange(len(rows)), depth - 1]
+        self._prefix_of[rows] = np.where(depth >= LEAST_SHARED_BLOCKS, last, -1)
         self._shared_blocks[rows] = depth

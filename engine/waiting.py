@@ -9,7 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from headrace.engine.sequence import Sequence, SequenceStatus
+from headrace.engine.sequence import Sequence, SequenceStatus, Urgency
 
 
 class WaitingQueue:
@@ -17,12 +17,12 @@ class WaitingQueue:
 
     def __init__(self, window: int) -> None:
         self._size = window
-        self._heap: list[Sequence] = []
+        self._heap: list[tuple[Urgency, Sequence]] = []
         self._window: deque[Sequence] = deque()
 
     def push(self, seq: Sequence) -> None:
         """Add a sequence where its urgency puts it."""
-        heapq.heappush(self._heap, seq)
+        heapq.heappush(self._heap, (seq.urgency, seq))
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Return sequences that were popped and not seated: they are next again, in the order given."""
@@ -31,7 +31,7 @@ class WaitingQueue:
     def head(self) -> Sequence | None:
         """What ``pop`` would return."""
         while True:
-            if not self._window or (self._heap and _class(self._heap[0]) < _class(self._window[0])):
+            if not self._window or (self._heap and self._foremost() < _class(self._window[0].urgency)):
                 self._plan()
             if not self._window:
                 return None
@@ -49,21 +49,25 @@ class WaitingQueue:
     def _plan(self) -> None:
         """Fill the window with the most urgent sequences of one class, ordered by prompt."""
         for seq in self._window:
-            heapq.heappush(self._heap, seq)
+            self.push(seq)
         self._window.clear()
         taken: list[Sequence] = []
         while (
             self._heap
             and len(taken) < self._size
-            and (not taken or _class(self._heap[0]) == _class(taken[0]))
+            and (not taken or self._foremost() == _class(taken[0].urgency))
         ):
-            seq = heapq.heappop(self._heap)
+            _, seq = heapq.heappop(self._heap)
             if seq.status is SequenceStatus.WAITING:
                 taken.append(seq)
         # Bytes compare faster than token ids and put equal beginnings next to each other just as well.
         self._window.extend(sorted(taken, key=lambda seq: seq.tokens.tobytes()))
 
+    def _foremost(self) -> tuple[int, float]:
+        """The class of the most urgent sequence on the heap."""
+        return _class(self._heap[0][0])
 
-def _class(seq: Sequence) -> tuple[int, float]:
+
+def _class(urgency: Urgency) -> tuple[int, float]:
     """Sequences of one class may change places."""
-    return seq.urgency[:2]
+    return urgency[:2]

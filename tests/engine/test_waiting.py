@@ -59,7 +59,7 @@ def test_a_more_urgent_arrival_comes_before_the_window_and_what_was_put_back_is_
 
 
 def test_ended_sequences_are_passed_over():
-    gone, stays = sequence("gone", [1]), sequence("stays", [2])
+    gone, stays = sequence("gone", [1], arrival=0), sequence("stays", [2], arrival=1)
     queue = queue_of(gone, stays)
     assert queue.head() is gone
     gone.status = SequenceStatus.FINISHED
