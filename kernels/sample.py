@@ -68,39 +68,19 @@ def _ordered(x, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _weigh(x, largest, inverse_temperature, least, MASS: tl.constexpr):
-    """What a score counts for: itself, or its probability mass (relative to the largest) where it is kept."""
-    if MASS:
-        return tl.where(x >= least, tl.exp((x - largest) * inverse_temperature), 0.0)
-    return tl.where(x > float("-inf"), 1.0, 0.0)
+def _search(row_ptr, vocab, some, largest, target, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The key of the target-th largest score. some: [BLOCK] of the row's scores, the largest among them.
 
-
-@triton.jit
-def _search(
-    row_ptr,
-    vocab,
-    some,  # [BLOCK] of the row's scores, the largest among them
-    largest,
-    inverse_temperature,
-    least,
-    target,
-    MASS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The highest key such that the scores at or above it weigh at least target: the k-th largest, or top_p's last.
-
-    low always weighs enough, high never does. What some of the scores weigh bounds what all do from below, so a search
-    in registers comes first; then each pass over the row quarters the interval that is left.
+    low is always reached by enough scores, high never. What some of the scores reach bounds what all do from below, so
+    a search in registers comes first; then each pass over the row quarters the interval that is left.
     """
     low = _ordered(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64)
     top = _ordered(largest, SHIFT).to(tl.int64)
     high = top + 1
     some_keys = _ordered(some, SHIFT)
-    some_weights = _weigh(some, largest, inverse_temperature, least, MASS)
     while high - low > 1:
         middle = (low + high) // 2
-        enough = tl.sum(tl.where(some_keys >= middle.to(tl.int32), some_weights, 0.0)) >= target
+        enough = tl.sum((some_keys >= middle.to(tl.int32)).to(tl.int32)) >= target
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
 
@@ -109,30 +89,84 @@ def _search(
         first = low + tl.maximum((high - low) // 4, 1)
         second = low + tl.maximum((high - low) // 2, 1)
         third = low + tl.maximum((high - low) * 3 // 4, 1)
-        above_1 = tl.zeros([BLOCK], tl.float32)
-        above_2 = tl.zeros([BLOCK], tl.float32)
-        above_3 = tl.zeros([BLOCK], tl.float32)
+        above_1 = tl.zeros([BLOCK], tl.int32)
+        above_2 = tl.zeros([BLOCK], tl.int32)
+        above_3 = tl.zeros([BLOCK], tl.int32)
         for start in range(0, vocab, BLOCK):
             ids = start + tl.arange(0, BLOCK)
             x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
             key = _ordered(x, SHIFT)
-            weight = _weigh(x, largest, inverse_temperature, least, MASS)
-            above_1 += tl.where(key >= first.to(tl.int32), weight, 0.0)
-            above_2 += tl.where(key >= second.to(tl.int32), weight, 0.0)
-            above_3 += tl.where(key >= third.to(tl.int32), weight, 0.0)
-        weight_1, weight_2, weight_3 = tl.sum(above_1), tl.sum(above_2), tl.sum(above_3)
-        new_low = tl.where(weight_1 >= target, first, low)
-        new_low = tl.where(weight_2 >= target, second, new_low)
-        new_low = tl.where(weight_3 >= target, third, new_low)
-        high = tl.where(weight_3 >= target, high, third)
-        high = tl.where(weight_2 >= target, high, second)
-        high = tl.where(weight_1 >= target, high, first)
+            above_1 += (key >= first.to(tl.int32)).to(tl.int32)
+            above_2 += (key >= second.to(tl.int32)).to(tl.int32)
+            above_3 += (key >= third.to(tl.int32)).to(tl.int32)
+        count_1, count_2, count_3 = tl.sum(above_1), tl.sum(above_2), tl.sum(above_3)
+        new_low = tl.where(count_1 >= target, first, low)
+        new_low = tl.where(count_2 >= target, second, new_low)
+        new_low = tl.where(count_3 >= target, third, new_low)
+        high = tl.where(count_3 >= target, high, third)
+        high = tl.where(count_2 >= target, high, second)
+        high = tl.where(count_1 >= target, high, first)
         low = new_low
-        # Exactly k scores: nothing lies between them and a higher threshold that would also do.
-        hit = (weight_1 == target) | (weight_2 == target) | (weight_3 == target)
-        if not MASS:
-            high = tl.where(hit, low + 1, high)
-    return tl.minimum(low, top).to(tl.int32)  # a target of nothing still keeps the largest
+        # Exactly so many: nothing lies between them and a higher threshold that would also do.
+        hit = (count_1 == target) | (count_2 == target) | (count_3 == target)
+        high = tl.where(hit, low + 1, high)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _masses(
+    row_ptr, vocab, largest, inverse_temperature, least, least_key, chosen,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The probability mass of what top_k and min_p keep, and of the part of it above a key; the largest score's is 1."""
+    kept = tl.zeros([BLOCK], tl.float32)
+    above = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocab, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        key = _ordered(x, SHIFT)
+        mass = tl.where((x >= least) & (key >= least_key), tl.exp((x - largest) * inverse_temperature), 0.0)
+        kept += mass
+        above += tl.where(key > chosen, mass, 0.0)
+    return tl.sum(kept), tl.sum(above)
+
+
+@triton.jit
+def _draw(
+    row_ptr, vocab, sampled, inverse_temperature, least, least_key, key_0, key_1,
+    FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row's choice among the scores from least and least_key on, and its largest score (if FILTERED)."""
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_ids = lanes
+    best_of_all = float("-inf")
+    maxima = best
+    upcoming = tl.load(row_ptr + lanes, mask=lanes < vocab, other=float("-inf"))
+    for start in range(0, vocab, BLOCK):
+        ids = start + lanes
+        x = upcoming.to(tl.float32)
+        # Under way while this block is worked on: the branches below keep the compiler from doing it.
+        upcoming = tl.load(row_ptr + BLOCK + ids, mask=BLOCK + ids < vocab, other=float("-inf"))
+        if sampled:
+            if FILTERED:
+                maxima = tl.maximum(maxima, x)
+                x = tl.where((x >= least) & (_ordered(x, SHIFT) >= least_key), x, float("-inf"))
+            score = x * inverse_temperature
+            bits = _noise_bits(ids, key_0, key_1)
+            # After the first few blocks hardly any holds a token that may win.
+            if tl.max(_may_win(score, bits, best_of_all).to(tl.int32)) > 0:
+                score += _gumbel(bits)
+                better = score > best  # strictly: the lowest id wins in each lane, and below among the lanes
+                best = tl.where(better, score, best)
+                best_ids = tl.where(better, ids, best_ids)
+                best_of_all = tl.max(best)
+        else:
+            better = x > best
+            best = tl.where(better, x, best)
+            best_ids = tl.where(better, ids, best_ids)
+    winners = tl.where(best == tl.max(best), best_ids, 2147483647)
+    return tl.min(winners), tl.max(maxima)
 
 
 @triton.jit
@@ -153,10 +187,13 @@ def _sample_kernel(
     SHIFT: tl.constexpr,  # the low bits of an fp32 that the logits' dtype cannot set
     BLOCK: tl.constexpr,
 ):
-    """One program chooses one row's token. The row is read once, and a few times more where filters apply."""
+    """One program chooses one row's token. The row is read once, and a few times more where filters apply.
+
+    top_p needs no threshold: whether a token passes follows from the mass above it. So draw first, then look. Most draws
+    pass, with a probability of top_p at least; the next one is among the likelier tokens, which hold all that pass.
+    """
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
-    lanes = tl.arange(0, BLOCK)
 
     sampled = False
     inverse_temperature = 1.0
@@ -174,74 +211,52 @@ def _sample_kernel(
         key_0 = _mix_word(key_0 ^ tl.load(positions_ptr + row).to(tl.uint32))
         key_1 = _mix_word(key_0 + 0x9E3779B1)
 
-        if not NO_FILTERS:
-            top_k = tl.load(top_k_ptr + row)
-            top_p = tl.load(top_p_ptr + row)
-            min_p = tl.load(min_p_ptr + row)
-            if sampled & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
-                maxima = tl.full([BLOCK], float("-inf"), tl.float32)
-                for start in range(0, vocab, BLOCK):
-                    ids = start + lanes
-                    x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-                    maxima = tl.maximum(maxima, x)
-                largest = tl.max(maxima)
-                least = tl.minimum(largest + tl.log(min_p) * temperature, largest)
-                if (top_k > 0) & (top_k < vocab):
-                    least_key = _search(
-                        row_ptr, vocab, maxima, largest, inverse_temperature, least, top_k.to(tl.float32),
-                        False, SHIFT, BLOCK,
-                    )  # fmt: skip
-                if top_p < 1:
-                    mass = tl.zeros([BLOCK], tl.float32)
-                    for start in range(0, vocab, BLOCK):
-                        ids = start + lanes
-                        x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-                        weight = _weigh(x, largest, inverse_temperature, least, True)
-                        mass += tl.where(_ordered(x, SHIFT) >= least_key, weight, 0.0)
-                    target = tl.sum(mass) * top_p
-                    least_key = tl.maximum(
-                        least_key,
-                        _search(
-                            row_ptr,
-                            vocab,
-                            maxima,
-                            largest,
-                            inverse_temperature,
-                            least,
-                            target,
-                            True,
-                            SHIFT,
-                            BLOCK,
-                        ),
-                    )
+    token = tl.full([], 0, tl.int32)
+    if ALL_GREEDY or NO_FILTERS:
+        token, _ = _draw(
+            row_ptr, vocab, sampled, inverse_temperature, least, least_key, key_0, key_1, False, SHIFT, BLOCK
+        )
+    else:
+        top_k = tl.load(top_k_ptr + row)
+        top_p = tl.load(top_p_ptr + row)
+        min_p = tl.load(min_p_ptr + row)
+        if sampled & ((top_k > 0) | (min_p > 0)):
+            maxima = tl.full([BLOCK], float("-inf"), tl.float32)
+            for start in range(0, vocab, BLOCK):
+                ids = start + tl.arange(0, BLOCK)
+                x = tl.load(row_ptr + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+                maxima = tl.maximum(maxima, x)
+            largest = tl.max(maxima)
+            least = tl.minimum(largest + tl.log(min_p) * temperature, largest)
+            if (top_k > 0) & (top_k < vocab):
+                least_key = _search(row_ptr, vocab, maxima, largest, top_k, SHIFT, BLOCK)
 
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    best_ids = lanes
-    best_of_all = float("-inf")
-    upcoming = tl.load(row_ptr + lanes, mask=lanes < vocab, other=float("-inf"))
-    for start in range(0, vocab, BLOCK):
-        ids = start + lanes
-        x = upcoming.to(tl.float32)
-        # Under way while this block is worked on: the branches below keep the compiler from doing it.
-        upcoming = tl.load(row_ptr + BLOCK + ids, mask=BLOCK + ids < vocab, other=float("-inf"))
-        if sampled:
-            if not NO_FILTERS:
-                x = tl.where((x >= least) & (_ordered(x, SHIFT) >= least_key), x, float("-inf"))
-            score = x * inverse_temperature
-            bits = _noise_bits(ids, key_0, key_1)
-            # After the first few blocks hardly any holds a token that may win.
-            if tl.max(_may_win(score, bits, best_of_all).to(tl.int32)) > 0:
-                score += _gumbel(bits)
-                better = score > best  # strictly: the lowest id wins in each lane, and below among the lanes
-                best = tl.where(better, score, best)
-                best_ids = tl.where(better, ids, best_ids)
-                best_of_all = tl.max(best)
-        else:
-            better = x > best
-            best = tl.where(better, x, best)
-            best_ids = tl.where(better, ids, best_ids)
-    winners = tl.where(best == tl.max(best), best_ids, 2147483647)
-    tl.store(tokens_ptr + row, tl.min(winners).to(tl.int64))
+        from_key = least_key
+        drawing = True
+        while drawing:
+            token, highest = _draw(
+                row_ptr,
+                vocab,
+                sampled,
+                inverse_temperature,
+                least,
+                from_key,
+                key_0,
+                key_1,
+                True,
+                SHIFT,
+                BLOCK,
+            )
+            drawing = False
+            if sampled & (top_p < 1):
+                chosen = _ordered(tl.load(row_ptr + token).to(tl.float32), SHIFT)
+                kept, above = _masses(
+                    row_ptr, vocab, highest, inverse_temperature, least, least_key, chosen, SHIFT, BLOCK
+                )
+                # The likeliest always passes. Without any mass (all is NaN) there is nothing to choose from.
+                drawing = (above >= kept * top_p) & (chosen < _ordered(highest, SHIFT)) & (kept > 0)
+                from_key = chosen + 1
+    tl.store(tokens_ptr + row, token.to(tl.int64))
 
 
 # Of the 32 bits of an fp32, how many at the end are zero for every value of a narrower dtype.
@@ -283,11 +298,12 @@ def sample(
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        block = min(triton.next_power_of_2(vocab), 2048)
+        block, warps = (2048, 4) if all_greedy or no_filters else (4096, 16)
+        block = min(triton.next_power_of_2(vocab), block)
         _sample_kernel[(rows,)](
             logits, temperature, top_k, top_p, min_p, seeds, positions, tokens, logits.stride(0), vocab,
             MIN_TEMPERATURE=_MIN_TEMPERATURE, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,
-            SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=max(block // 512, 1), **LAUNCH_OPTIONS,
+            SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=max(min(warps, block // 128), 1), **LAUNCH_OPTIONS,
         )  # fmt: skip
     return tokens
 
