@@ -11,6 +11,9 @@ from headrace.engine.grammar import JSON_FORM, Grammar, GrammarKind
 
 MAX_MESSAGE_CHARS = 300
 _NOTHING_FITS = "NoExtensionBias"  # llguidance's word for a mask without tokens
+# How its message begins where lenience helps.
+_NOT_ENFORCED = ("Unimplemented keys", "Unknown format", "oneOf")
+_LENIENCE = "; response_format passes over what cannot be enforced where its json_schema has strict: false"
 
 
 class BadGrammar(Exception):
@@ -22,14 +25,16 @@ def compile_matcher(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llgu
     try:
         source = _source(grammar)
     except ValueError as error:
-        raise BadGrammar(_short(str(error))) from error
+        raise BadGrammar(_told(str(error), grammar)) from error
     limits = llguidance.LLParserLimits(verbose_errors=False)
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         message = matcher.get_error()
-        raise BadGrammar("no answer can have this form" if _NOTHING_FITS in message else _short(message))
+        raise BadGrammar(
+            "no answer can have this form" if _NOTHING_FITS in message else _told(message, grammar)
+        )
     if matcher.is_stopped():
         raise BadGrammar("it allows no answer but an empty one")
     return matcher
@@ -57,7 +62,9 @@ def _answer(grammar: Grammar) -> str:
             return str(llguidance.LLMatcher.grammar_from_lark(grammar.source))
 
 
-def _short(message: str) -> str:
-    """The message in a line."""
+def _told(message: str, grammar: Grammar) -> str:
+    """llguidance's message in a line, with the remedy where there is one."""
     line = " ".join(message.split("<state>")[0].split())
-    return line if len(line) <= MAX_MESSAGE_CHARS else line[:MAX_MESSAGE_CHARS] + "..."
+    short = line if len(line) <= MAX_MESSAGE_CHARS else line[:MAX_MESSAGE_CHARS] + "..."
+    remedy = grammar.kind is GrammarKind.JSON_SCHEMA and line.startswith(_NOT_ENFORCED)
+    return short + _LENIENCE if remedy else short
