@@ -2,7 +2,7 @@
 
 from headrace.ledger.errors import LedgerError, LedgerUnavailable, NotMigrated, NotPostgres, RowRefused
 from headrace.ledger.ledger import Ledger
-from headrace.ledger.migrate import check, migrate
+from headrace.ledger.migrate import check, migrate, require_migrated
 from headrace.ledger.rows import (
     AttemptRow,
     BatchProgress,
@@ -41,4 +41,5 @@ __all__ = [
     "TierBacklog",
     "check",
     "migrate",
+    "require_migrated",
 ]

@@ -222,7 +222,7 @@ def translate(error: Exception) -> Exception:
     if state == "42501":
         return NotPermitted(f"{cause}; deploy/roles.sql grants what each process needs")
     if state in ("42P01", "42703", "42883"):
-        return NotMigrated(f"{cause}; run `headrace migrate`")
+        return NotMigrated(f"The job table is not as this version needs it: {cause}.")
     return error
 
 

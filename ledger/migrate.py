@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from headrace.ledger import partitions
 from headrace.ledger.database import connect
+from headrace.ledger.errors import NotMigrated
 
 
 def migrate(url: str, revision: str = "head") -> None:
@@ -53,15 +54,36 @@ def check(url: str) -> list[str]:
         return _problems(connection)
 
 
-def _problems(connection: Connection) -> list[str]:
-    have = MigrationContext.configure(connection).get_current_revision()
+def require_migrated(url: str) -> None:
+    """Raise NotMigrated where the database lacks what this version needs, LedgerUnavailable where Postgres is away.
+
+    A database of a newer version has it all: while a fleet is upgraded, older processes go on there.
+    """
+    with connect(url) as connection:
+        have, want, known = _revisions(connection)
+    if have is None:
+        raise NotMigrated("The database has no Headrace tables.")
+    if have != want and have in known:
+        raise NotMigrated(f"The database is at migration {have}, this version needs {want}.")
+
+
+def _revisions(connection: Connection) -> tuple[str | None, str | None, set[str]]:
+    """The database's migration, the newest that this version knows, and all of those."""
     script = ScriptDirectory.from_config(_config(connection))
-    want = script.get_current_head()
+    known = {step.revision for step in script.walk_revisions()}
+    return MigrationContext.configure(connection).get_current_revision(), script.get_current_head(), known
+
+
+def _problems(connection: Connection) -> list[str]:
+    have, want, known = _revisions(connection)
     if have is None:
         return ["The database has no Headrace tables. Run `headrace migrate`."]
     if have != want:
-        known = have in {step.revision for step in script.walk_revisions()}
-        remedy = "Run `headrace migrate`." if known else "It was made by a newer Headrace; upgrade this one."
+        remedy = (
+            "Run `headrace migrate`."
+            if have in known
+            else "It was made by a newer Headrace; upgrade this one."
+        )
         return [f"The database is at migration {have}, this version needs {want}. {remedy}"]
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)

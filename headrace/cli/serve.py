@@ -1,7 +1,7 @@
 """`headrace worker` and `headrace recorder`: the processes that stay."""
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -52,8 +52,10 @@ def worker(model: Model = None, device: Device = None) -> None:
     engine = replace(
         engine_config(settings), priorities=priorities(config.tiers)
     )  # may download a model, which a signal ends as usual
+    url = context.database_url(settings)
+    _must_be_migrated(url)
     collect_seldom()
-    with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger:
+    with stop_on_signals() as stop, Ledger(url) as ledger:
         Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
 
 
@@ -70,9 +72,11 @@ def recorder() -> None:
     from headrace.ledger.recorder import Recorder
     from headrace.worker.health import HealthServer
 
+    url = context.database_url(settings)
+    _must_be_migrated(url)
     collect_seldom()
     take_short_turns()
-    with stop_on_signals() as stop, Ledger(context.database_url(settings)) as ledger, ExitStack() as stack:
+    with stop_on_signals() as stop, Ledger(url) as ledger, ExitStack() as stack:
         recorder = Recorder(
             context.bootstrap_servers(settings),
             context.topics(settings),
@@ -89,6 +93,14 @@ def recorder() -> None:
 def _warn_of_misspelt(settings: "Settings") -> None:
     for sentence in context.misspelt(settings):
         log.warning("%s", sentence)
+
+
+def _must_be_migrated(url: str) -> None:
+    """Before anything is taken: on older tables some of the work would fail, and some be counted wrongly in silence."""
+    from headrace.ledger import LedgerUnavailable, require_migrated
+
+    with suppress(LedgerUnavailable):  # what comes next waits for Postgres, or says that it is away
+        require_migrated(url)
 
 
 def worker_config(settings: "Settings") -> "WorkerConfig":

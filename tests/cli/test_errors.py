@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO
 
+import postgres
 import psycopg
 import pytest
 from typer.testing import CliRunner, Result
@@ -17,6 +18,7 @@ from headrace.cli import app, context
 from headrace.cli.errors import RULES, Failure, translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import fields, open_output
+from headrace.engine.config import EngineConfig
 from headrace.engine.errors import BadCheckpoint, EngineError
 from headrace.local.errors import MissingPart
 from headrace.settings import child_environment
@@ -359,6 +361,23 @@ def test_a_misspelt_setting_is_told_and_stops_nobody(command: str, monkeypatch: 
     result = run(command)
     assert result.exit_code == Exit.NOT_READY  # there are no addresses
     assert "HEADRACE_PREFTCH is no setting and changes nothing: HEADRACE_PREFETCH is one." in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["worker", "recorder"])
+def test_a_database_that_is_not_migrated_starts_nothing(
+    command: str, postgres_server: postgres.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    monkeypatch.setattr(
+        "headrace.cli.serve.engine_config", lambda settings: EngineConfig(model="never opened")
+    )
+    with postgres.empty(postgres_server) as url:
+        monkeypatch.setenv("DATABASE_URL", url)
+        result = run(command)
+    assert result.exit_code == Exit.NOT_READY
+    assert "The database has no Headrace tables." in result.output
+    assert "Run `headrace migrate`." in result.output
 
 
 @pytest.mark.usefixtures("bare")

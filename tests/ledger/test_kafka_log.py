@@ -62,6 +62,6 @@ def test_a_recorder_on_a_database_without_tables_ends_and_says_what_to_do(
     with (
         postgres.empty(postgres_server) as url,
         Ledger(url) as ledger,
-        pytest.raises(NotMigrated, match="headrace migrate"),
+        pytest.raises(NotMigrated, match="job table is not as"),
     ):
         Recorder(NOBODY, Topics(), ledger).run(threading.Event())
