@@ -13,6 +13,8 @@ from headrace.cli.output import Json, console, emit
 from headrace.cli.topics import describe_topics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from psycopg import Connection
 
     from headrace.settings import Settings
@@ -141,14 +143,30 @@ def _model(settings: "Settings") -> Finding:
             return Finding("model", True, f"{model.NAME} (the default) in {place}")
         remedy = "It is fetched when first needed; `headrace local model` does it now. Or set HEADRACE_MODEL."
         return Finding("model", None, f"{model.NAME} (the default) is not here yet", remedy)
+    from headrace.engine.errors import EngineError
     from headrace.engine.hub import local
 
-    if directory := local(settings.model):
-        from headrace.engine.models.config import ModelConfig
-
-        config = ModelConfig.from_directory(directory)
-        return Finding("model", True, f"{config.architecture} in {settings.model}")
+    try:
+        if directory := local(settings.model):
+            return Finding("model", True, f"{_architecture(directory)} in {settings.model}")
+    except EngineError as error:
+        remedy = f"Set HEADRACE_MODEL to a whole directory, or to a hub id; left out, it is {model.NAME}."
+        return Finding("model", False, str(error), remedy)
     return Finding("model", None, f"{settings.model} is looked up on the hub when a worker starts")
+
+
+def _architecture(directory: "Path") -> str:
+    """Of a model that a worker could load. Raises EngineError as it would; weights stay unread."""
+    import torch
+
+    from headrace.engine.tokenizer import Tokenizer
+    from headrace.engine.weights import load_model
+
+    model = load_model(
+        directory, "meta", torch.bfloat16
+    )  # all names and shapes, into memory that is not there
+    Tokenizer.load(directory)
+    return model.config.architecture
 
 
 def _gpu(settings: "Settings") -> Finding:

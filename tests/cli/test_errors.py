@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app, context
+from headrace.cli import app, context, doctor
 from headrace.cli.errors import RULES, Failure, translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import fields, open_output
@@ -396,6 +396,25 @@ def test_doctor_says_no_where_a_worker_would(
     result = run("doctor", "--json")
     (finding,) = [each for each in json.loads(result.stdout)["findings"] if each["check"] == check]
     assert finding["ok"] is False
+    assert finding["remedy"]
+    assert result.exit_code == Exit.NOT_READY
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("absent", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_doctor_says_no_to_a_model_of_which_a_part_is_missing(
+    absent: str, smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in smollm.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    monkeypatch.setenv("HEADRACE_MODEL", str(tmp_path))
+    monkeypatch.setattr(doctor, "CHECKS", {"model": doctor.CHECKS["model"]})
+    assert run("doctor").exit_code == 0
+    (tmp_path / absent).unlink()
+    result = run("doctor", "--json")
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert absent in finding["detail"]
+    assert "HEADRACE_MODEL" in finding["remedy"]
     assert result.exit_code == Exit.NOT_READY
 
 
