@@ -65,6 +65,7 @@ def _answer(grammar: Grammar) -> str:
 def _told(message: str, grammar: Grammar) -> str:
     """llguidance's message in a line, with the remedy where there is one."""
     line = " ".join(message.split("<state>")[0].split())
+    line = line.split(". Enable '")[0]  # options of llguidance's, which nobody here can set
     short = line if len(line) <= MAX_MESSAGE_CHARS else line[:MAX_MESSAGE_CHARS] + "..."
     remedy = grammar.kind is GrammarKind.JSON_SCHEMA and line.startswith(_NOT_ENFORCED)
     return short + _LENIENCE if remedy else short
