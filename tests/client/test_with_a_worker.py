@@ -1,7 +1,9 @@
 """A batch from submit to its last result, with a worker, a job table and an engine that stands in for a model."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pipeline import Pipeline, pipeline
@@ -10,6 +12,8 @@ from headrace.client import Client
 from headrace.schemas import JobState
 
 pytestmark = pytest.mark.timeout(300)
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture
@@ -56,3 +60,15 @@ def test_submitting_again_under_an_idempotency_key_runs_nothing_twice(running: P
     assert len(running.take(running.topics.results, 40)) == 40
     assert len(running.rows()) == 20
     assert Counter(running.workers[0].engine.seen).most_common(1)[0][1] == 1
+
+
+def test_the_python_of_the_readme_gets_its_answer(
+    running: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert found
+    address = 'Client("localhost:9092")'
+    assert address in found[1]
+    script = found[1].replace(address, "Client(bootstrap, topics)")
+    exec(script, {"bootstrap": running.bootstrap, "topics": running.topics})
+    assert capsys.readouterr().out == "q-1 succeeded echo: The capital of France is\n"
