@@ -11,7 +11,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
 from headrace.cli.output import Json, count, emit, fields, note, open_input, open_output
-from headrace.cli.results import Format, Reader, write_result, write_results
+from headrace.cli.results import Format, Lines, Reader, write_result, write_results
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
 
 if TYPE_CHECKING:
@@ -165,13 +165,12 @@ def results(
     with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
         found = find(ledger, settings.tenant, target)
         with open_output(output) as out:
+            lines = Lines(out, format, reader)
             if _is_batch(found):
                 promise = _promise(settings, target) if wait else None
-                written = write_results(
-                    ledger, settings.tenant, target, out, format, reader, promise=promise, stop=stop
-                )
+                written = write_results(ledger, settings.tenant, target, lines, promise=promise, stop=stop)
             else:
-                written = write_result(ledger, found.id, out, format, reader, follow=wait, stop=stop)
+                written = write_result(ledger, found.id, lines, follow=wait, stop=stop)
     if json:
         emit(
             {

@@ -15,7 +15,7 @@ from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
 from headrace.cli.jobs import check_sent, report_problems, send, show_batch
 from headrace.cli.output import Json, count, emit, fields, messages, note, open_input, open_output
-from headrace.cli.results import Format, Reader, write_results
+from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.stopping import Stop, stop_on_signals
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def up(json: Json = False) -> None:
 @group.command()
 def down(json: Json = False) -> None:
     """Stop the stack that runs here, or what a killed one left behind."""
-
     from headrace.local.state import StateDir
 
     state = StateDir(context.load_settings().state_dir.absolute())
@@ -120,15 +119,9 @@ def run(
             )  # fmt: skip
             reader = Reader(context.result_store(settings))
             with open_output(str(target)) as out:
+                lines = Lines(out, format, reader)
                 written = write_results(
-                    ledger,
-                    settings.tenant,
-                    submission.batch_id,
-                    out,
-                    format,
-                    reader,
-                    promise=None,
-                    stop=Stop(),
+                    ledger, settings.tenant, submission.batch_id, lines, promise=None, stop=Stop()
                 )
     if json:
         emit({"batch": batch, "written": written, "output": str(target), "interrupted": stop.is_set()})

@@ -64,39 +64,62 @@ class Reader:
             )
 
 
+class Lines:
+    """Results and rejected records, as lines of ``out``."""
+
+    def __init__(self, out: IO[bytes], format: Format, reader: Reader) -> None:
+        self._out, self._format, self._reader = out, format, reader
+
+    def write_result(self, result: "StoredResult") -> None:
+        """The line of a job that has ended."""
+        from headrace.schemas import JobResult
+
+        body = self._reader.read(result)
+        self._write(JobResult.decode(body).to_openai() if self._format is Format.OPENAI else body)
+
+    def write_rejection(self, row: "RejectionRow") -> None:
+        """The line of a record that never became a job."""
+        error = {"code": row.code, "message": row.message}
+        if self._format is Format.OPENAI:
+            id = f"batch_req_{row.src_partition}_{row.src_offset}"
+            self._write({"id": id, "custom_id": row.custom_id, "response": None, "error": error})
+        else:
+            source = {"topic": row.src_topic, "partition": row.src_partition, "offset": row.src_offset}
+            self._write({"custom_id": row.custom_id, "state": "rejected", "error": error, "source": source})
+
+    def flush(self) -> None:
+        """Let whoever reads ``out`` have what was written."""
+        self._out.flush()
+
+    def _write(self, line: bytes | dict[str, Any]) -> None:
+        import orjson
+
+        self._out.write((line if isinstance(line, bytes) else orjson.dumps(line)) + b"\n")
+
+
 def write_results(
-    ledger: "Ledger",
-    tenant: str,
-    batch_id: str,
-    out: IO[bytes],
-    format: Format,
-    reader: Reader,
-    *,
-    promise: Promise | None,
-    stop: Event,
+    ledger: "Ledger", tenant: str, batch_id: str, lines: Lines, *, promise: Promise | None, stop: Event
 ) -> int:
     """Write what there is; with a ``promise`` go on until the batch is complete. Returns the number of lines."""
-    # Jobs do not end in the order of their ids, so each look reads all pages again; `seen` costs one id a job.
-    seen: set[Any] = set()
+    # Jobs do not end in the order of their ids, so each look reads all pages again; `written` costs one id a job.
+    written: set[UUID | tuple[str, int, int]] = set()
     while True:
         began = time.monotonic()
         batch = ledger.batch(tenant, batch_id)  # before the results: a complete batch has them all
-        if batch is not None and batch.done > len(seen):
-            _write_new(ledger, tenant, batch_id, out, format, reader, seen, stop)
+        if batch is not None and batch.done > len(written):
+            _write_new(ledger, tenant, batch_id, lines, written, stop)
         if promise is None or stop.is_set() or promise.kept(batch):
-            return len(seen)
+            return len(written)
         stop.wait(max(POLL_S, 5 * (time.monotonic() - began)))
 
 
-def write_result(
-    ledger: "Ledger", id: UUID, out: IO[bytes], format: Format, reader: Reader, *, follow: bool, stop: Event
-) -> int:
+def write_result(ledger: "Ledger", id: UUID, lines: Lines, *, follow: bool, stop: Event) -> int:
     """Write one job's result, waiting for it with ``follow``. Returns the number of lines, 0 or 1."""
     while (result := ledger.result(id)) is None:
         if not follow or stop.wait(POLL_S):
             return 0
-    out.write(_result_line(reader.read(result), format))
-    out.flush()
+    lines.write_result(result)
+    lines.flush()
     return 1
 
 
@@ -104,52 +127,19 @@ def _write_new(
     ledger: "Ledger",
     tenant: str,
     batch_id: str,
-    out: IO[bytes],
-    format: Format,
-    reader: Reader,
-    seen: set[Any],
+    lines: Lines,
+    written: set[UUID | tuple[str, int, int]],
     stop: Event,
 ) -> None:
     for result in ledger.results(tenant, batch_id):
         if stop.is_set():
             break
-        if _add(seen, result.id):
-            out.write(_result_line(reader.read(result), format))
+        if result.id not in written:
+            written.add(result.id)
+            lines.write_result(result)
     for rejection in ledger.rejections(tenant, batch_id):
-        if _add(seen, (rejection.src_topic, rejection.src_partition, rejection.src_offset)):
-            out.write(_rejection_line(rejection, format))
-    out.flush()
-
-
-def _add(seen: set[Any], key: UUID | tuple[str, int, int]) -> bool:
-    """Whether ``key`` is new; it is not any more afterwards."""
-    before = len(seen)
-    seen.add(key)
-    return len(seen) > before
-
-
-def _result_line(body: bytes, format: Format) -> bytes:
-    import orjson
-
-    from headrace.schemas import JobResult
-
-    if format is Format.OPENAI:
-        return orjson.dumps(JobResult.decode(body).to_openai()) + b"\n"
-    return body + b"\n"
-
-
-def _rejection_line(row: "RejectionRow", format: Format) -> bytes:
-    import orjson
-
-    error = {"code": row.code, "message": row.message}
-    if format is Format.OPENAI:
-        line: dict[str, Any] = {
-            "id": f"batch_req_{row.src_partition}_{row.src_offset}",
-            "custom_id": row.custom_id,
-        }
-        return orjson.dumps({**line, "response": None, "error": error}) + b"\n"
-    source = {"topic": row.src_topic, "partition": row.src_partition, "offset": row.src_offset}
-    return (
-        orjson.dumps({"custom_id": row.custom_id, "state": "rejected", "error": error, "source": source})
-        + b"\n"
-    )
+        place = rejection.src_topic, rejection.src_partition, rejection.src_offset
+        if place not in written:
+            written.add(place)
+            lines.write_rejection(rejection)
+    lines.flush()

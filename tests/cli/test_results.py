@@ -15,7 +15,7 @@ from headrace.cli import results
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise
-from headrace.cli.results import Format, Reader, write_results
+from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.ledger import BatchProgress, BatchState, RejectionRow, StoredResult
 from headrace.schemas import Choice, JobResult, JobState, Reference
 from headrace.store import Store, open_store
@@ -59,16 +59,9 @@ def write(
     table: Table, format: Format = Format.JSONL, *, follow: bool = False, reader: Reader | None = None
 ) -> list[dict[str, object]]:
     out = io.BytesIO()
-    count = write_results(
-        table,
-        "default",
-        "b",
-        out,
-        format,
-        reader or Reader(None),
-        promise=Promise() if follow else None,
-        stop=Event(),
-    )  # type: ignore[arg-type]
+    written = Lines(out, format, reader or Reader(None))
+    promise = Promise() if follow else None
+    count = write_results(table, "default", "b", written, promise=promise, stop=Event())  # type: ignore[arg-type]
     lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
     assert len(lines) == count
     return lines

@@ -26,7 +26,7 @@ import orjson
 import psycopg
 from pipeline import Pipeline, pipeline
 
-from headrace.cli.results import Format, Reader, write_results
+from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.ledger import BatchProgress, LedgerUnavailable
 from headrace.schemas import BatchClosed, BatchOpened, JobResult, topics, uuid7
 from headrace.store import open_store
@@ -245,8 +245,8 @@ class Fleet:
         out = io.BytesIO()
         kept_in = self.config.get("result_store")
         reader = Reader(open_store(kept_in) if kept_in else None)
-        given = ("default", BATCH, out, Format.OPENAI, reader)
-        write_results(self.line.ledger, *given, follow=False, stop=Event())
+        written = Lines(out, Format.OPENAI, reader)
+        write_results(self.line.ledger, "default", BATCH, written, promise=None, stop=Event())
         lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
         output = [line for line in lines if line["error"] is None]
         assert len(lines) == len(self.expected) + len(self.rubbish)
