@@ -1,8 +1,7 @@
 """`headrace submit`, `status`, `results`, `cancel`: what a user does with prompts."""
 
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,20 +9,18 @@ from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
-from headrace.cli.output import Json, count, emit, fields, note, open_input, open_output
+from headrace.cli.output import Json, count, emit, fields, note, open_output
 from headrace.cli.results import Format, Lines, Reader, write_result, write_results
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
+from headrace.cli.submission import as_json, check_sent, parse_deadline, refuse_used, report_problems, send
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from headrace.client import Submission
     from headrace.ledger import BatchProgress, JobStatus, Ledger
     from headrace.settings import Settings
 
 PANEL = "Prompts"
-SHOWN_PROBLEMS = 5
-SHOWN_LINES = 20
 
 Tenant = Annotated[
     str | None, typer.Option(help="On whose behalf; default: HEADRACE_TENANT.", show_default=False)
@@ -101,7 +98,7 @@ def submit(
             interrupted = stop.is_set()
     if json:
         more = {"batch": progress, "interrupted": interrupted} if wait else {}
-        emit(_submitted(submission, tier) | more)
+        emit(as_json(submission, tier) | more)
     elif progress:
         show_batch(progress)
     else:
@@ -217,96 +214,6 @@ def cancel(
         note(f"Asked to cancel {kind} {target}; `headrace status {target}` shows what came of it.")
 
 
-def send(
-    settings: "Settings",
-    file: str,
-    tier: str,
-    *,
-    batch_id: str | None = None,
-    idempotency_key: str | None = None,
-    **options: Any,
-) -> "Submission":
-    """Submit ``file``, "-" for stdin. Raises Failure for a file or a tier that does not exist, and on Ctrl-C."""
-    if tier not in settings.tiers:
-        raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
-    with open_input(file) as lines, context.open_client(settings) as client:
-        try:
-            return client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
-        except KeyboardInterrupt:
-            message = f"Stopped when Kafka had confirmed {count(client.confirmed, 'job')}."
-            raise Failure(Exit.INTERRUPTED, message, _how_to_go_on(batch_id, idempotency_key)) from None
-
-
-def _how_to_go_on(batch_id: str | None, idempotency_key: str | None) -> str:
-    """With a submit that was broken off; see Client.submit for what becomes of its batch."""
-    if idempotency_key is not None:
-        return "Give the same command with the same --idempotency-key to go on: nothing runs twice."
-    if batch_id is None:
-        return "What was sent is cancelled: submit the file again."
-    return (
-        f"What was sent runs, and batch {batch_id!r} stays open. To begin again end it with `headrace cancel {batch_id} --batch`"
-        " and choose another --batch; a submit with --idempotency-key could be repeated as it is."
-    )
-
-
-def refuse_used(settings: "Settings", batch_id: str) -> None:
-    """Raise Failure if the job table says that the batch is closed or has jobs.
-
-    The count of a closed one is final. One that is open and has jobs is what a submit that was broken off leaves behind:
-    without an idempotency key a line has another id each time, and would run twice.
-
-    Submitting needs no job table, so where none is named or it does not answer nothing is refused.
-    """
-    from headrace.ledger import LedgerUnavailable, NotMigrated
-
-    try:
-        with context.open_ledger(settings) as ledger:
-            batch = ledger.batch(settings.tenant, batch_id)
-    except (LedgerUnavailable, NotMigrated):
-        return
-    except Failure as failure:
-        if failure.exit_code is not Exit.NOT_READY:
-            raise
-        return
-    if batch is None:
-        return
-    if batch.closed_at is not None:
-        raise Failure(
-            Exit.REFUSED,
-            f"Batch {batch_id!r} was closed with {batch.expected} records; what comes later would not be waited for.",
-            "Choose another --batch; to go on with a submit that broke off, give its --idempotency-key again.",
-        )
-    if held := batch.submitted + batch.rejected:
-        raise Failure(
-            Exit.REFUSED,
-            f"Batch {batch_id!r} is open and has {count(held, 'record')} already: sent again, lines would run twice.",
-            "To go on with a submit that broke off, give its --idempotency-key again. If it had none, choose another --batch,"
-            f" and end what runs with `headrace cancel {batch_id} --batch`.",
-        )
-
-
-def report_problems(submission: "Submission") -> None:
-    """Say which lines will not succeed, those that were left out first."""
-    for problem in sorted(submission.problems, key=lambda problem: not problem.left_out)[:SHOWN_PROBLEMS]:
-        note(str(problem) + ("" if problem.sent else " (not sent)"))
-    more = len(submission.problems) - SHOWN_PROBLEMS
-    if more > 0:
-        note(f"... and {more} more such lines.")
-
-
-def check_sent(submission: "Submission") -> None:
-    """Raise Failure if lines were left out of the batch: its results say nothing of them."""
-    left_out = [problem for problem in submission.problems if problem.left_out]
-    if left_out:
-        numbers = ", ".join(str(problem.line) for problem in left_out[:SHOWN_LINES])
-        more = f" and {len(left_out) - SHOWN_LINES} more" if len(left_out) > SHOWN_LINES else ""
-        raise Failure(
-            Exit.USAGE,
-            f"{count(len(left_out), 'line')} could not be sent (line {numbers}{more}), the first because {left_out[0].message}.",
-            "The others run. Mend these, and submit them as a batch of their own.",
-        )
-
-
 def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "BatchProgress | JobStatus":
     """The batch or, failing that, the job that ``target`` names. Raises Failure."""
     from headrace.schemas.ids import key_meant
@@ -321,23 +228,6 @@ def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "Batch
     return found
 
 
-def parse_deadline(text: str) -> datetime:
-    """A point in time, from a duration from now or from RFC 3339. Raises Failure."""
-    from headrace.schemas.envelope import parse_deadline as parse
-
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    try:
-        if text[-1:] in units and text[:-1].replace(".", "", 1).isdigit():
-            return datetime.now(UTC) + timedelta(seconds=float(text[:-1]) * units[text[-1]])
-        return parse(text)
-    except (ValueError, OverflowError):
-        raise Failure(
-            Exit.USAGE,
-            f"--deadline {text!r} is no time.",
-            "Write a duration such as 90s, 30m, 2h or 1d, or a time with a zone such as 2027-01-31T12:00:00Z.",
-        ) from None
-
-
 def _promise(settings: "Settings", batch_id: str) -> Promise:
     """What somebody else's batch is to have: the job table says, and Kafka what the recorder has not read."""
     return Promise(announced=lambda: context.announced(settings, batch_id))
@@ -347,17 +237,6 @@ def _is_batch(found: "BatchProgress | JobStatus") -> "TypeIs[BatchProgress]":
     from headrace.ledger import BatchProgress
 
     return isinstance(found, BatchProgress)
-
-
-def _submitted(submission: "Submission", tier: str) -> dict[str, Any]:
-    return {
-        "tenant": submission.tenant,
-        "batch_id": submission.batch_id,
-        "tier": tier,
-        "expected": submission.expected,
-        "not_sent": sum(problem.left_out for problem in submission.problems),
-        "problems": [asdict(problem) for problem in submission.problems],
-    }
 
 
 def show_batch(batch: "BatchProgress") -> None:

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from headrace.cli import app, context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.jobs import parse_deadline
 from headrace.cli.stopping import Stop
+from headrace.cli.submission import parse_deadline
 from headrace.client import Client
 from headrace.ledger import JobRow, Ledger, OutcomeRow, RejectionRow
 from headrace.schemas import BatchClosed, BatchOpened, Choice, JobError, JobResult, JobState, uuid7
@@ -177,7 +177,7 @@ def broken_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield read()
 
     monkeypatch.setattr(context, "open_client", remember)
-    monkeypatch.setattr("headrace.cli.jobs.open_input", lines)
+    monkeypatch.setattr("headrace.cli.submission.open_input", lines)
     before = signal.signal(
         signal.SIGTERM, lambda number, frame: None
     )  # in case the command would not handle it

@@ -1,0 +1,136 @@
+"""Sending a file of prompts: what is asked before, what is said after, and what to do where it broke off."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli import context
+from headrace.cli.errors import Failure
+from headrace.cli.exits import Exit
+from headrace.cli.output import count, note, open_input
+
+if TYPE_CHECKING:
+    from headrace.client import Submission
+    from headrace.settings import Settings
+
+SHOWN_PROBLEMS = 5
+SHOWN_LINES = 20
+
+
+def send(
+    settings: "Settings",
+    file: str,
+    tier: str,
+    *,
+    batch_id: str | None = None,
+    idempotency_key: str | None = None,
+    **options: Any,
+) -> "Submission":
+    """Submit ``file``, "-" for stdin. Raises Failure for a file or a tier that does not exist, and on Ctrl-C."""
+    if tier not in settings.tiers:
+        raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
+    with open_input(file) as lines, context.open_client(settings) as client:
+        try:
+            return client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
+        except KeyboardInterrupt:
+            message = f"Stopped when Kafka had confirmed {count(client.confirmed, 'job')}."
+            raise Failure(Exit.INTERRUPTED, message, _how_to_go_on(batch_id, idempotency_key)) from None
+
+
+def _how_to_go_on(batch_id: str | None, idempotency_key: str | None) -> str:
+    """With a submit that was broken off; see Client.submit for what becomes of its batch."""
+    if idempotency_key is not None:
+        return "Give the same command with the same --idempotency-key to go on: nothing runs twice."
+    if batch_id is None:
+        return "What was sent is cancelled: submit the file again."
+    return (
+        f"What was sent runs, and batch {batch_id!r} stays open. To begin again end it with `headrace cancel {batch_id} --batch`"
+        " and choose another --batch; a submit with --idempotency-key could be repeated as it is."
+    )
+
+
+def refuse_used(settings: "Settings", batch_id: str) -> None:
+    """Raise Failure if the job table says that the batch is closed or has jobs.
+
+    The count of a closed one is final. One that is open and has jobs is what a submit that was broken off leaves behind:
+    without an idempotency key a line has another id each time, and would run twice.
+
+    Submitting needs no job table, so where none is named or it does not answer nothing is refused.
+    """
+    from headrace.ledger import LedgerUnavailable, NotMigrated
+
+    try:
+        with context.open_ledger(settings) as ledger:
+            batch = ledger.batch(settings.tenant, batch_id)
+    except (LedgerUnavailable, NotMigrated):
+        return
+    except Failure as failure:
+        if failure.exit_code is not Exit.NOT_READY:
+            raise
+        return
+    if batch is None:
+        return
+    if batch.closed_at is not None:
+        raise Failure(
+            Exit.REFUSED,
+            f"Batch {batch_id!r} was closed with {batch.expected} records; what comes later would not be waited for.",
+            "Choose another --batch; to go on with a submit that broke off, give its --idempotency-key again.",
+        )
+    if held := batch.submitted + batch.rejected:
+        raise Failure(
+            Exit.REFUSED,
+            f"Batch {batch_id!r} is open and has {count(held, 'record')} already: sent again, lines would run twice.",
+            "To go on with a submit that broke off, give its --idempotency-key again. If it had none, choose another --batch,"
+            f" and end what runs with `headrace cancel {batch_id} --batch`.",
+        )
+
+
+def report_problems(submission: "Submission") -> None:
+    """Say which lines will not succeed, those that were left out first."""
+    for problem in sorted(submission.problems, key=lambda problem: not problem.left_out)[:SHOWN_PROBLEMS]:
+        note(str(problem) + ("" if problem.sent else " (not sent)"))
+    more = len(submission.problems) - SHOWN_PROBLEMS
+    if more > 0:
+        note(f"... and {more} more such lines.")
+
+
+def check_sent(submission: "Submission") -> None:
+    """Raise Failure if lines were left out of the batch: its results say nothing of them."""
+    left_out = [problem for problem in submission.problems if problem.left_out]
+    if left_out:
+        numbers = ", ".join(str(problem.line) for problem in left_out[:SHOWN_LINES])
+        more = f" and {len(left_out) - SHOWN_LINES} more" if len(left_out) > SHOWN_LINES else ""
+        raise Failure(
+            Exit.USAGE,
+            f"{count(len(left_out), 'line')} could not be sent (line {numbers}{more}), the first because {left_out[0].message}.",
+            "The others run. Mend these, and submit them as a batch of their own.",
+        )
+
+
+def parse_deadline(text: str) -> datetime:
+    """A point in time, from a duration from now or from RFC 3339. Raises Failure."""
+    from headrace.schemas.envelope import parse_deadline as parse
+
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    try:
+        if text[-1:] in units and text[:-1].replace(".", "", 1).isdigit():
+            return datetime.now(UTC) + timedelta(seconds=float(text[:-1]) * units[text[-1]])
+        return parse(text)
+    except (ValueError, OverflowError):
+        raise Failure(
+            Exit.USAGE,
+            f"--deadline {text!r} is no time.",
+            "Write a duration such as 90s, 30m, 2h or 1d, or a time with a zone such as 2027-01-31T12:00:00Z.",
+        ) from None
+
+
+def as_json(submission: "Submission", tier: str) -> dict[str, Any]:
+    """What `--json` tells of a batch that was sent."""
+    return {
+        "tenant": submission.tenant,
+        "batch_id": submission.batch_id,
+        "tier": tier,
+        "expected": submission.expected,
+        "not_sent": sum(problem.left_out for problem in submission.problems),
+        "problems": [asdict(problem) for problem in submission.problems],
+    }
