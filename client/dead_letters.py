@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from headrace.client.readback import read_all
+from headrace.client.readback import Place, place_of, read_all
 from headrace.schemas import Source, dead_letter_source
 from headrace.schemas import topics as names
 from headrace.schemas.kafka_headers import headers_of
@@ -37,6 +37,11 @@ class DeadLetter:
         """What people call it: partition and offset."""
         return f"{self.partition}:{self.offset}"
 
+    @property
+    def place(self) -> Place:
+        """Where it lies."""
+        return self.topic, self.partition, self.offset
+
 
 def dead_letters(kafka: Mapping[str, Any], topic: str) -> Iterator[DeadLetter]:
     """The letters on the dead-letter topic, up to its present end. Raises BrokerUnreachable, TopicMissing."""
@@ -48,9 +53,7 @@ def dead_letter(message: Message) -> DeadLetter:
     headers = headers_of(message)
     text = {name: (value or b"").decode("utf-8", "replace") for name, value in headers}
     return DeadLetter(
-        topic=str(message.topic()),
-        partition=int(message.partition() or 0),
-        offset=int(message.offset() or 0),
+        *place_of(message),
         written_at=datetime.fromtimestamp(max(message.timestamp()[1], 0) / 1000, UTC),
         source=dead_letter_source(headers),
         code=text.get(names.DEAD_CODE, ""),

@@ -36,6 +36,11 @@ def read_back(kafka: Mapping[str, Any], places: Iterable[Place]) -> Iterator[Mes
             yield from _read_partition(consumer, TopicPartition(topic, partition), sorted(offsets))
 
 
+def place_of(message: Message) -> Place:
+    """Where a record lies that came from a broker."""
+    return str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
+
+
 def read_all(kafka: Mapping[str, Any], topic: str) -> Iterator[Message]:
     """Every record of a topic up to its present end, partition by partition. Raises BrokerUnreachable, TopicMissing."""
     heard = Heard()

@@ -1,7 +1,6 @@
 """Sending records once more, as the next run of their jobs."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 from confluent_kafka import Message
@@ -33,8 +32,3 @@ class Repeater:
 
     def __exit__(self, *exception: object) -> None:
         self.flush()
-
-
-def next_run(source: Source) -> Source:
-    """The same place, asking for the run after."""
-    return replace(source, run=source.run + 1)

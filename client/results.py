@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from headrace.client.announced import Announced
 from headrace.client.heard import Heard
+from headrace.client.readback import Place, place_of
 from headrace.client.reading import PATIENCE_S, next_messages, partitions, properties, raise_if_final
 from headrace.schemas import JobResult, Topics, UnreadableResult, dead_letter_source
 from headrace.schemas import topics as names
@@ -36,7 +37,7 @@ class Follower:
         self._announced = Announced(tenant, batch_id)
         self._runs: set[tuple[UUID, int]] = set()
         self._ids: set[UUID] = set()
-        self._rejected: set[bytes | tuple[str, int, int]] = set()
+        self._rejected: set[bytes | Place] = set()
 
     def results(self, idle_timeout: float | None) -> Iterator[JobResult]:
         """New results until the batch is complete, or none came for ``idle_timeout`` seconds."""
@@ -124,8 +125,7 @@ class Follower:
             self._rejected.add(line)
             return
         source = dead_letter_source(headers)
-        letter = str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)
-        self._rejected.add((source.topic, source.partition, source.offset) if source else letter)
+        self._rejected.add((source.topic, source.partition, source.offset) if source else place_of(message))
 
     def _is_ours(self, message: Message) -> bool:
         headers = dict(headers_of(message))

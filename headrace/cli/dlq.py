@@ -1,6 +1,7 @@
 """`headrace dlq`: dead letters, looked at, sent back or put away."""
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from headrace.client.dead_letters import DeadLetter
+    from headrace.client.readback import Place
+    from headrace.client.repeater import Repeater
     from headrace.ledger import JobRow, Ledger, Letter, RejectionRow
     from headrace.schemas import Source
     from headrace.settings import Settings
 
 PANEL = "Prompts"
+CHUNK = 1000  # dead letters sent back between two words to the job table
 
 group = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay, drop.")
 
@@ -77,8 +81,6 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one dead letter: why it is there, its headers, and the record as it came, prompt and all."""
-    import sys
-
     from headrace.schemas.kafka_headers import headers_of
 
     settings = context.load_settings()
@@ -171,9 +173,6 @@ def _choose(
     return list({id(by_name[name]): by_name[name] for name in names}.values())
 
 
-CHUNK = 1000
-
-
 def _send_back(settings: "Settings", ledger: "Ledger", cases: list[Case]) -> int:
     """Send the records back and mark their letters; returns how many were sent."""
     from headrace.client.repeater import Repeater
@@ -185,33 +184,30 @@ def _send_back(settings: "Settings", ledger: "Ledger", cases: list[Case]) -> int
             f"No worker wrote {', '.join(foreign)}: nothing says where it came from.",
             "Drop it, or send its bytes yourself (`headrace dlq show --value`).",
         )
-    sent = 0
     with Repeater(context.kafka_client(settings)) as repeater:
-        for start in range(0, len(cases), CHUNK):
-            part = {
-                (case.last.topic, case.last.partition, case.last.offset): case
-                for case in cases[start : start + CHUNK]
-            }
-            rows = []
-            for message in _read(settings, part):
-                case = part[str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)]
-                source = _next_source(case.last)
-                row = _row(message, source)
-                if not _has_run_again(ledger, row, case.last):
-                    repeater.send(message, source)
-                    rows.append(row)
-            repeater.flush()
-            ledger.reopen(rows)
-            ledger.settle(_marks(part.values()), "replayed")
-            sent += len(rows)
-    return sent
+        return sum(
+            _send_chunk_back(settings, ledger, repeater, cases[start : start + CHUNK])
+            for start in range(0, len(cases), CHUNK)
+        )
 
 
-def _next_source(letter: "DeadLetter") -> "Source":
-    from headrace.client.repeater import next_run
+def _send_chunk_back(settings: "Settings", ledger: "Ledger", repeater: "Repeater", cases: list[Case]) -> int:
+    from headrace.client.readback import place_of
 
-    assert letter.source is not None
-    return next_run(letter.source)
+    letters = {case.last.place: case.last for case in cases}
+    rows = []
+    for message in _read(settings, letters):
+        letter = letters[place_of(message)]
+        assert letter.source is not None
+        source = replace(letter.source, run=letter.source.run + 1)
+        row = _row(message, source)
+        if not _has_run_again(ledger, row, letter):
+            repeater.send(message, source)
+            rows.append(row)
+    repeater.flush()
+    ledger.reopen(rows)
+    ledger.settle(_marks(cases), "replayed")
+    return len(rows)
 
 
 def _row(message: "Message", source: "Source") -> "JobRow | RejectionRow":
@@ -240,24 +236,20 @@ def _has_run_again(ledger: "Ledger", row: "JobRow | RejectionRow", letter: "Dead
     return status is not None and status.run >= row.run
 
 
-def _read(settings: "Settings", places: "Iterable[tuple[str, int, int]]") -> "list[Message]":
+def _read(settings: "Settings", places: "Iterable[Place]") -> "list[Message]":
     """The records at these places. Raises Failure if the topic has one no more."""
-    from headrace.client.readback import read_back
+    from headrace.client.readback import place_of, read_back
 
     wanted = list(places)
     found = list(read_back(context.kafka_client(settings), wanted))
     if len(found) < len(wanted):
-        there = {(message.topic(), message.partition(), message.offset()) for message in found}
-        missing = ", ".join(
-            f"{partition}:{offset}"
-            for topic, partition, offset in wanted
-            if (topic, partition, offset) not in there
-        )
+        gone = set(wanted) - set(map(place_of, found))
+        missing = ", ".join(f"{partition}:{offset}" for _, partition, offset in sorted(gone))
         raise Failure(Exit.NOT_FOUND, f"There is no dead letter {missing}.", "See `headrace dlq list`.")
     return found
 
 
-def _place(settings: "Settings", name: str) -> tuple[str, int, int]:
+def _place(settings: "Settings", name: str) -> "Place":
     partition, colon, offset = name.partition(":")
     if not colon or not partition.isdecimal() or not offset.isdecimal():
         raise Failure(Exit.USAGE, f"{name!r} names no dead letter.", "Write partition:offset, such as 0:17.")

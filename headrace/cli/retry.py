@@ -79,12 +79,12 @@ def _run_again(
 def _send_again(settings: "Settings", repeater: "Repeater", page: list["JobRow"]) -> list["JobRow"]:
     from dataclasses import replace
 
-    from headrace.client.readback import read_back
+    from headrace.client.readback import place_of, read_back
 
     rows = {(row.src_topic, row.src_partition, row.src_offset): row for row in page}
     found = []
     for message in read_back(context.kafka_client(settings), rows):
-        row = rows[str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)]
+        row = rows[place_of(message)]
         source = _source(message, row)
         if source is not None:
             repeater.send(message, source)
