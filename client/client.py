@@ -244,20 +244,16 @@ def _read(jobs: Iterable[Line], reader: LineReader) -> Iterator[Outgoing]:
 
 def _check_ahead(jobs: Iterable[Line], reader: LineReader) -> None:
     """Read ``jobs`` once in vain, if they can be read again: a collection, or a file. Raises InvalidLine."""
-    seekable = getattr(jobs, "seekable", None)
-    if seekable is None:
-        if iter(jobs) is jobs:
-            return
-        start = None
-    elif not seekable():
+    file: Any = jobs if hasattr(jobs, "seekable") else None
+    rereadable = iter(jobs) is not jobs if file is None else file.seekable()
+    if not rereadable:
         return
-    else:
-        start = jobs.tell()  # type: ignore[attr-defined]
+    start = None if file is None else file.tell()
     for outgoing in _read(jobs, reader):
         if outgoing.problem is not None:
             raise InvalidLine(outgoing.problem)
-    if start is not None:
-        jobs.seek(start)  # type: ignore[attr-defined]
+    if file is not None:
+        file.seek(start)
 
 
 def _message(kind: type[_Message], **fields: Any) -> _Message:

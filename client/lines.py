@@ -1,6 +1,7 @@
 """From whatever a pipeline holds (a dict, a PromptJob, a line of a file) to the record that goes to Kafka."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -71,8 +72,10 @@ class LineReader:
     idempotency_key: str | None = None
     deadline: datetime | None = None
     max_bytes: int = 900_000
-    _names: dict[str, int] = field(default_factory=dict)
-    _named: dict[UUID, tuple[bytes, int]] = field(default_factory=dict)
+    _times_named: Counter[str] = field(default_factory=Counter)
+    _first_of: dict[UUID, tuple[bytes, int]] = field(
+        default_factory=dict
+    )  # its content's hash, its line's number
 
     def read(self, line: Line, number: int) -> Outgoing:
         """The record for ``line``, the ``number``-th of the batch."""
@@ -125,7 +128,8 @@ class LineReader:
         if self.idempotency_key is None:
             return str(uuid7())
         name = custom_id or f"line {number}"
-        nth = self._names[name] = self._names.get(name, 0) + 1
+        self._times_named[name] += 1
+        nth = self._times_named[name]
         # The key's digest, of fixed length, so that no two keys can name the same job whatever is in them.
         job_id = f"{sha256(self.idempotency_key.encode()).hexdigest()[:32]}:{nth}:{name}"
         return job_id if len(job_id) <= MAX_ID_CHARS else sha256(job_id.encode()).hexdigest()
@@ -142,7 +146,7 @@ class LineReader:
         """Two copies of a job are one job, and the batch would wait for a second."""
         if envelope.id == _UNNAMED:
             return None
-        sha, first = self._named.setdefault(envelope.id, (envelope.content_sha, number))
+        sha, first = self._first_of.setdefault(envelope.id, (envelope.content_sha, number))
         if first == number:
             return None
         same = sha == envelope.content_sha

@@ -11,7 +11,7 @@ from headrace.client.errors import BrokerUnreachable, DeliveryFailed, TopicMissi
 from headrace.client.heard import Heard
 from headrace.schemas.kafka_properties import for_producer
 
-_FEW = 10
+_KEYS_TOLD = 10  # of records that did not arrive
 _PATIENCE_S = 10.0
 _DROPPED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 _NEW_TOPIC_S = 1.0  # a topic just made is not known to every broker at once
@@ -37,7 +37,7 @@ class Outbox:
             }
         )
         self.confirmed = 0  # records that Kafka has, as it said
-        self._failed: list[str] = []
+        self._failed_keys: list[str] = []
         self._failures = 0
         self._reason = ""
 
@@ -60,7 +60,7 @@ class Outbox:
         """Hand one record over, waiting while the buffer is full. Raises DeliveryFailed for any earlier record."""
         while True:
             if self._failures:
-                self._raise()
+                self._raise_failures()
             try:
                 self._producer.produce(topic, value, key, headers=list(headers), on_delivery=self._delivered)
                 self._producer.poll(0)
@@ -82,7 +82,7 @@ class Outbox:
             if time.monotonic() >= until:
                 self._producer.purge()
         if self._failures:
-            self._raise()
+            self._raise_failures()
 
     def drop(self) -> None:
         """Forget what Kafka has not taken yet. Not for further use: an idempotent producer has to start anew then."""
@@ -118,10 +118,10 @@ class Outbox:
             return
         self._failures += 1
         self._reason = error.str()
-        if len(self._failed) < _FEW:
-            self._failed.append((message.key() or b"").decode("utf-8", "replace"))
+        if len(self._failed_keys) < _KEYS_TOLD:
+            self._failed_keys.append((message.key() or b"").decode("utf-8", "replace"))
 
-    def _raise(self) -> None:
-        failures, keys = self._failures, self._failed
-        self._failed, self._failures = [], 0
+    def _raise_failures(self) -> None:
+        failures, keys = self._failures, self._failed_keys
+        self._failed_keys, self._failures = [], 0
         raise DeliveryFailed(f"{failures} records did not reach Kafka: {self._reason}", failures, keys)
