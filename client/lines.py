@@ -73,9 +73,8 @@ class LineReader:
     deadline: datetime | None = None
     max_bytes: int = 900_000
     _times_named: Counter[str] = field(default_factory=Counter)
-    _first_of: dict[UUID, tuple[bytes, int]] = field(
-        default_factory=dict
-    )  # its content's hash, its line's number
+    # Of each job the content's hash and the number of its first line.
+    _first_of: dict[UUID, tuple[bytes, int]] = field(default_factory=dict)
 
     def read(self, line: Line, number: int) -> Outgoing:
         """The record for ``line``, the ``number``-th of the batch."""

@@ -6,18 +6,9 @@ from headrace.schemas import topics
 from headrace.schemas.topics import Topics
 
 _FORMAT = "application/schema+json;version=draft-2020-12"
-_ADDRESSING = (topics.TENANT, topics.JOB_ID, topics.BATCH_ID, topics.CUSTOM_ID, topics.DEADLINE)
-_REPEAT_HEADERS = (topics.RUN, topics.REPLAY_OF)
+_JOB_HEADERS = (*topics.FIELD_HEADERS, *topics.REPEAT_HEADERS)
 _RESULT_HEADERS = (topics.TENANT, topics.BATCH_ID, topics.CUSTOM_ID)
-_DEAD_HEADERS = (
-    topics.DEAD_TOPIC,
-    topics.DEAD_PARTITION,
-    topics.DEAD_OFFSET,
-    topics.DEAD_TIMESTAMP,
-    topics.DEAD_RUN,
-    topics.DEAD_CODE,
-    topics.DEAD_MESSAGE,
-)
+_DEAD_HEADERS = (*topics.FIELD_HEADERS, *topics.DEAD_HEADERS)
 _CONTROL = {
     "BatchOpened": ("batch_opened", "A batch exists, and its jobs follow."),
     "BatchClosed": ("batch_closed", "No more jobs follow: this many were sent."),
@@ -98,10 +89,8 @@ def _operation(action: str, channel: str, summary: str) -> dict[str, Any]:
 def _messages() -> dict[str, Any]:
     key = "The job's id, or whatever the producer likes: it spreads records, and nothing reads it."
     return {
-        "PromptJob": _message("prompt_job", "A prompt to answer.", (*_ADDRESSING, *_REPEAT_HEADERS), key),
-        "BatchLine": _message(
-            "batch_line", "A line of OpenAI's batch format.", (*_ADDRESSING, *_REPEAT_HEADERS), key
-        ),
+        "PromptJob": _message("prompt_job", "A prompt to answer.", _JOB_HEADERS, key),
+        "BatchLine": _message("batch_line", "A line of OpenAI's batch format.", _JOB_HEADERS, key),
         "JobResult": _message("job_result", "How a run of a job ended.", _RESULT_HEADERS, "The job's id."),
         **{
             name: _message(
@@ -110,9 +99,7 @@ def _messages() -> dict[str, Any]:
             for name, (file, summary) in _CONTROL.items()
         },
         "DeadLetter": {
-            **_message(
-                "", "A record as it came, byte for byte.", (*_ADDRESSING, *_DEAD_HEADERS), "As it came."
-            ),
+            **_message("", "A record as it came, byte for byte.", _DEAD_HEADERS, "As it came."),
             "contentType": "application/octet-stream",
             "payload": {"description": "Any bytes, or none."},
         },

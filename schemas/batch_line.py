@@ -19,7 +19,8 @@ COMPLETIONS_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 URLS = (CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL)
 
-_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages", "inputs")
+# Of PromptJob; a batch line has its prompt in its body.
+PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages", "inputs")
 _PROMPT_OF = {CHAT_URL: "messages", COMPLETIONS_URL: "prompt", EMBEDDINGS_URL: "input"}
 _EMBEDDING_OPTIONS = frozenset(Embedding.model_fields)
 _SAMPLING_OPTIONS = frozenset(Sampling.model_fields)
@@ -59,7 +60,7 @@ class BadLine(Exception):
 
 def is_batch_line(record: Mapping[str, Any]) -> bool:
     """Whether a record is a line of OpenAI's batch format rather than a PromptJob."""
-    return ("url" in record or "body" in record) and not any(field in record for field in _PROMPT_FIELDS)
+    return ("url" in record or "body" in record) and not any(field in record for field in PROMPT_FIELDS)
 
 
 def to_job(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,7 +156,6 @@ class Function(BaseModel):
     parameters: dict[str, Any] | None = Field(
         default=None, description="an object: the JSON Schema of the arguments, which are an object"
     )
-
     strict: bool | None = Field(
         default=None,
         description="true or false; true makes every call's arguments fit the schema; so does a tool_choice that"

@@ -144,7 +144,7 @@ def tables() -> dict[str, str]:
         ),
         "wrong requests": _table(("field", "sent", "code", "the message goes on"), wrong_requests()),
         "headers": _table(
-            ("header", "field"), ((f"`{name}`", f"`{field}`") for name, field in _header_fields())
+            ("header", "field"), ((f"`{name}`", f"`{field}`") for name, field in topics.FIELD_HEADERS.items())
         ),
     }
 
@@ -167,11 +167,6 @@ def _result_fields() -> Iterator[tuple[str, str]]:
         (JobError, "error."),
     ):
         yield from _fields(model, prefix)
-
-
-def _header_fields() -> list[tuple[str, str]]:
-    fields = ("tenant", "job_id", "batch_id", "custom_id", "deadline")
-    return [(getattr(topics, field.upper()), field) for field in fields]
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

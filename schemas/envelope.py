@@ -148,22 +148,13 @@ def _from_seconds(seconds: float) -> datetime | None:
         return None
 
 
-_HEADER_FIELDS = {
-    topics.TENANT: "tenant",
-    topics.JOB_ID: "job_id",
-    topics.BATCH_ID: "batch_id",
-    topics.CUSTOM_ID: "custom_id",
-    topics.DEADLINE: "deadline",
-}
-
-
 def _from_headers(headers: Headers) -> tuple[dict[str, str], list[str]]:
     """The fields that headers name, and the headers that cannot be read: a name made up of one would be nobody's."""
     fields, unreadable = {}, []
     for name, value in headers or ():
         if name == UNREADABLE:
             unreadable.append("the name of a header")
-        field = _HEADER_FIELDS.get(name)
+        field = topics.FIELD_HEADERS.get(name)
         if field and value:
             try:
                 fields[field] = value.decode()

@@ -8,19 +8,7 @@ from headrace.schemas import topics
 from headrace.schemas.envelope import Headers
 from headrace.schemas.ids import Source
 
-_ADDED = frozenset(
-    {
-        topics.RUN,
-        topics.REPLAY_OF,
-        topics.DEAD_TOPIC,
-        topics.DEAD_PARTITION,
-        topics.DEAD_OFFSET,
-        topics.DEAD_TIMESTAMP,
-        topics.DEAD_RUN,
-        topics.DEAD_CODE,
-        topics.DEAD_MESSAGE,
-    }
-)
+_ADDED = frozenset((*topics.REPEAT_HEADERS, *topics.DEAD_HEADERS))
 _MAX_INT, _MAX_BIGINT = 2**31 - 1, 2**63 - 1  # what the job table's columns hold
 
 

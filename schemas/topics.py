@@ -13,11 +13,19 @@ JOB_ID = "headrace-job-id"
 BATCH_ID = "headrace-batch-id"
 CUSTOM_ID = "headrace-custom-id"
 DEADLINE = "headrace-deadline"
+FIELD_HEADERS = {
+    TENANT: "tenant",
+    JOB_ID: "job_id",
+    BATCH_ID: "batch_id",
+    CUSTOM_ID: "custom_id",
+    DEADLINE: "deadline",
+}
 
 # On a record sent once more: which run of its job it asks for, and the place (partition/offset/timestamp in its topic)
 # of the record that it repeats.
 RUN = "headrace-run"
 REPLAY_OF = "headrace-replay-of"
+REPEAT_HEADERS = (RUN, REPLAY_OF)
 
 # On dead letters: where the record came from, and why it is there.
 DEAD_TOPIC = "headrace-dead-topic"
@@ -27,6 +35,7 @@ DEAD_TIMESTAMP = "headrace-dead-timestamp"
 DEAD_RUN = "headrace-dead-run"
 DEAD_CODE = "headrace-dead-code"
 DEAD_MESSAGE = "headrace-dead-message"
+DEAD_HEADERS = (DEAD_TOPIC, DEAD_PARTITION, DEAD_OFFSET, DEAD_TIMESTAMP, DEAD_RUN, DEAD_CODE, DEAD_MESSAGE)
 
 JSON = b"application/json"
 
