@@ -178,10 +178,11 @@ class Scheduler:
         for i in np.flatnonzero(s.stream[slots] & ~stopped).tolist():
             output.tokens.append((self._at(slots[i]).id, [int(new[i])]))
         ending = stopped | (s.retired[slots] == s.limit[slots])
-        for i in np.flatnonzero(s.guided[slots]).tolist():
-            ending[i] &= not self._follow_guide(
-                self._at(slots[i]), int(s.retired[slots[i]]), stopped=stopped[i]
-            )
+        guided = np.flatnonzero(s.guided[slots])
+        for i, slot in zip(guided.tolist(), slots[guided].tolist(), strict=True):
+            seq = self._at(slot)
+            if seq.guide is not None and seq.guide.outcome is not None:
+                ending[i] &= not self._follow_guide(seq, int(s.retired[slot]), stopped=stopped[i])
         for i in np.flatnonzero(ending).tolist():
             reason = FinishReason.STOP if stopped[i] else FinishReason.LENGTH
             self._end(self._at(slots[i]), reason, stop_token=int(new[i]) if stopped[i] else None)
@@ -459,13 +460,19 @@ class Scheduler:
         return True
 
     def _put_back(self, seq: Sequence, length: int) -> None:
-        """Drop a sequence's tokens from ``length`` on, those in flight included; it waits to go on from there."""
+        """Drop a sequence's tokens from ``length`` on, those in flight included, and let it go on from there.
+
+        It keeps its slot if the block that it writes to next is not in the prefix tree; otherwise it waits for new ones.
+        """
+        del seq.logprobs[length - seq.prompt_len :]
         if seq.status is SequenceStatus.RUNNING:
+            if (length - 1) // self.block_size >= len(seq.nodes):
+                self.slots.rewind(seq.slot, length)
+                return
             self._leave(seq)
             seq.status = SequenceStatus.WAITING
             self._waiting.push(seq)
         seq.tokens = seq.tokens[:length]
-        del seq.logprobs[length - seq.prompt_len :]
         seq.in_flight = 0
 
     def _retire_leaver(self, tenancy: tuple[int, int], token: int) -> None:

@@ -101,6 +101,14 @@ class Slots:
         seq.slot = slot
         return slot
 
+    def rewind(self, slot: int, length: int) -> None:
+        """Keep the first ``length`` tokens. The last of them is fed again, as a decode; what is in flight is nobody's."""
+        self.epoch[slot] += 1
+        self.known[slot] = self.retired[slot] = length
+        self.computed[slot] = length - 1
+        self.prefill[slot] = min(self.prefill[slot], length - 1)
+        self.in_flight[slot] = 0
+
     def vacate(self, seq: Sequence) -> None:
         """Empty the sequence's slot; the tokens read back so far stay with it."""
         slot = seq.slot
