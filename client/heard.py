@@ -20,6 +20,7 @@ _MEANINGS = (
     ("mechanism handshake", "Set sasl.mechanism to one that the broker has"),
     ("certificate verify failed", "Set ssl.ca.location to the certificate of the authority that signed the broker's"),
     ("alert", "The broker asks for a certificate: set ssl.certificate.location and ssl.key.location"),
+    ("PLAINTEXT broker listener", "The broker takes no TLS there: check the port and security.protocol"),
     ("SSL connection closed", "The broker may ask for a login: set security.protocol to SASL_SSL"),
     ("APIVERSION_QUERY", "The broker may take TLS alone: set security.protocol to SSL or SASL_SSL"),
     ("SSL handshake", "The broker may not take TLS there: check the port and security.protocol"),

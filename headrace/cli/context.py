@@ -24,7 +24,7 @@ def load_settings(**options: Any) -> "Settings":
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
-    from headrace.settings import Settings, variable
+    from headrace.settings import Settings, TierSettings, variable
 
     try:
         return Settings(**{name: value for name, value in options.items() if value is not None})
@@ -40,6 +40,9 @@ def load_settings(**options: Any) -> "Settings":
             raise Failure(Exit.USAGE, f"{first['msg'].removeprefix('Value error, ')}.") from None
         field, *below = first["loc"]
         name = variable(str(field), *below) if field in Settings.model_fields else str(field)
+        if first["type"] == "extra_forbidden":  # only a tier has something below it that is named
+            knobs = ", ".join(knob.upper() for knob in TierSettings.model_fields)
+            raise Failure(Exit.USAGE, f"{name} is no knob of a tier.", f"There are {knobs}.") from None
         raise Failure(
             Exit.USAGE, f"{name} is not usable: {first['msg']}.", f"It is {first['input']!r} now."
         ) from None

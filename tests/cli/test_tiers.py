@@ -40,7 +40,7 @@ def test_what_is_set_takes_the_default_s_place(monkeypatch: pytest.MonkeyPatch) 
     ("name", "value", "said"),
     [
         ("HEADRACE_TIER__BULK__FLOOR", "1.5", "HEADRACE_TIER__BULK__FLOOR is not usable"),
-        ("HEADRACE_TIER__BULK__FLOR", "0.1", "HEADRACE_TIER__BULK__FLOR is not usable"),
+        ("HEADRACE_TIER__BULK__FLOR", "0.1", "HEADRACE_TIER__BULK__FLOR is no knob of a tier"),
         ("HEADRACE_TIER__BULC__FLOOR", "0.1", "HEADRACE_TIER__BULC__... is about no tier"),
         ("HEADRACE_TIER__BULK__RESERVE", "0.99", "the tiers' reserves must add up to less than 1"),
         ("HEADRACE_TIER__BULK__FLOOR", "0.95", "the tiers' floors must add up to 1 at most"),
