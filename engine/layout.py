@@ -89,12 +89,14 @@ class StepLayout:
     def _guided(self, sampled: Ints) -> list[GuidedRow]:
         """Those of the sampled slots whose sequences have a grammar."""
         s = self._slots
+        at = np.flatnonzero(s.guided[sampled])
+        slots = sampled[at]
         rows = []
-        for row in np.flatnonzero(s.guided[sampled]).tolist():
-            seq = s.sequence[sampled[row]]
+        for row, slot, position in zip(at.tolist(), slots.tolist(), s.known[slots].tolist(), strict=True):
+            seq = s.sequence[slot]
             assert seq is not None
             assert seq.guide is not None
-            rows.append(GuidedRow(row, seq.guide, int(s.known[sampled[row]])))
+            rows.append(GuidedRow(row, seq.guide, position))
         return rows
 
 

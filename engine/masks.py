@@ -11,6 +11,9 @@ from torch import Tensor
 
 from headrace.engine.guide import GuidedRow
 
+THREADS = 2
+"""A row's mask takes 4 microseconds: more threads spend longer waking than working (bench/LOG.md, engine)."""
+
 _RING = 2  # a buffer is filled while the copy of the one before may still run
 
 
@@ -47,17 +50,16 @@ class Masks:
     def take(self, rows: Sequence[GuidedRow], tokens: NDArray[np.int64]) -> None:
         """Let the guides take in what their rows sampled. tokens: [K], of all the step's sample rows."""
         wanted = [row for row in rows if row.guide.wants(row.position)]
-        if wanted:
-            taken = [(row.guide.matcher, int(tokens[row.row])) for row in wanted]
-            self._executor().consume_token_par(taken)
-            for row in wanted:
-                row.guide.took()
+        own = tokens[[row.row for row in wanted]].tolist()
+        for row, token in zip(wanted, own, strict=True):
+            row.guide.matcher.consume_token(token)  # takes a microsecond: less than to wake a thread
+            row.guide.took()
 
     def _executor(self) -> Any:
         if self._threads is None:
             import llguidance
 
-            self._threads = llguidance.LLExecutor()
+            self._threads = llguidance.LLExecutor(num_threads=THREADS)
         return self._threads
 
     def _buffer(self, rows: int) -> Tensor:
