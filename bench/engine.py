@@ -139,7 +139,6 @@ def main() -> None:
     parser.add_argument("--trace-at", type=int, default=100, help="steps before the trace begins")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--mixed-graphs", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--lag", type=int, default=1)
     parser.add_argument("--max-slots", type=int)
@@ -147,7 +146,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only the first requests of each workload")
     args = parser.parse_args()
     options = {
-        "cuda_graphs": not args.no_graphs, "mixed_graphs": args.mixed_graphs, "batch_invariant": args.batch_invariant,
+        "cuda_graphs": not args.no_graphs, "batch_invariant": args.batch_invariant,
         "lag": args.lag, "max_slots": args.max_slots, "max_batched_tokens": args.max_batched_tokens,
     }  # fmt: skip
     rows = []

@@ -67,7 +67,7 @@ def build(config: EngineConfig) -> Parts:
     graphs = None
     if on_cuda:
         compile_kernels(runner)
-        graphs = GraphCache(runner, mixed=config.mixed_graphs) if config.cuda_graphs else None
+        graphs = GraphCache(runner) if config.cuda_graphs else None
     if graphs is not None:
         graphs.capture_all()
     if on_cuda:

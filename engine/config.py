@@ -20,9 +20,8 @@ class EngineConfig:
 
     lag: how many steps may be launched before the tokens of the oldest are read back (0, 1 or 2).
     prefix_cache: share blocks between prompts that begin alike. priorities: how requests of priority 0, 1, ... are
-    treated; those beyond as ``Priority()`` says. cuda_graphs: replay decode steps as graphs; mixed_graphs: small steps
-    with prompts in them too (not measured on a GPU yet). batch_invariant: the same bits whatever else is in a batch,
-    and however a sequence was cut into steps; slower.
+    treated; those beyond as ``Priority()`` says. cuda_graphs: replay decode steps, and small steps with prompts, as
+    graphs. batch_invariant: the same bits whatever else is in a batch, and however a sequence was cut into steps; slower.
 
     Of the text side: chat_template, a file with a template in place of the model's own; tool_form, how the model writes
     tool calls (hermes, llama3, mistral; auto: what its template says).
@@ -42,7 +41,6 @@ class EngineConfig:
     prefix_cache: bool = True
     priorities: tuple[Priority, ...] = ()
     cuda_graphs: bool = True
-    mixed_graphs: bool = False
     batch_invariant: bool = False
     chat_template: str | None = None
     tool_form: str = "auto"

@@ -47,10 +47,10 @@ class _Captured:
 class GraphCache:
     """Captured decode steps by their number of rows, and by whether rows share prefixes.
 
-    All are captured before the first request. mixed: those of mixed steps; None runs such steps without.
+    All are captured before the first request. mixed: those of mixed steps.
     """
 
-    def __init__(self, runner: ModelRunner, *, mixed: bool = False) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.sizes = graph_sizes(runner.max_slots)
         self.replays = 0
@@ -60,7 +60,7 @@ class GraphCache:
         self._inputs = torch.zeros(words, dtype=torch.int32, device=runner.device)
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=runner.device)
         self._pool: Any = None
-        self.mixed = MixedGraphs(runner) if mixed else None
+        self.mixed = MixedGraphs(runner)
         self._captured: dict[tuple[int, bool], _Captured] = {}
 
     def capture_all(self) -> None:
@@ -69,8 +69,7 @@ class GraphCache:
         for size in reversed(self.sizes):
             for shared in shareable:
                 self._captured[size, shared] = self._capture(size, shared=shared)
-        if self.mixed is not None:
-            self.mixed.capture_all(self._pool)
+        self.mixed.capture_all(self._pool)
 
     @torch.inference_mode()
     def _capture(self, size: int, *, shared: bool) -> _Captured:
@@ -84,7 +83,7 @@ class GraphCache:
 
     def fits(self, plan: StepPlan) -> bool:
         """Whether there is a graph for the plan."""
-        return self._decodes_alone(plan) or (self.mixed is not None and self.mixed.fits(plan))
+        return self._decodes_alone(plan) or self.mixed.fits(plan)
 
     def _decodes_alone(self, plan: StepPlan) -> bool:
         """Whether every row decodes, samples and does nothing else."""
@@ -98,9 +97,7 @@ class GraphCache:
     def run(self, plan: StepPlan) -> Sampled:
         """As ModelRunner.run, for a plan that fits."""
         self.replays += 1
-        if self.mixed is None or self._decodes_alone(plan):
-            return self._decode(plan)
-        return self.mixed.run(plan)
+        return self._decode(plan) if self._decodes_alone(plan) else self.mixed.run(plan)
 
     def _decode(self, plan: StepPlan) -> Sampled:
         runner, rows = self.runner, len(plan.slots)

@@ -22,7 +22,7 @@ OPTIONS = [
 ]
 
 
-def engine_of(model, *, graphs, mixed=False, **options):
+def engine_of(model, *, graphs, **options):
     defaults = {"kv_tokens": 8192, "max_slots": 40, "block_size": 16, "max_context": 256}
     config = EngineConfig(
         model=model, weights="random", dtype="float32", device="cpu", **(defaults | options)
@@ -30,7 +30,7 @@ def engine_of(model, *, graphs, mixed=False, **options):
     parts = build(config)
     engine = Engine(config, parts)
     if graphs:
-        cache = GraphCache(parts.executor.runner, mixed=mixed)
+        cache = GraphCache(parts.executor.runner)
         cache.capture_all()
         engine._executor = WithGraphs(parts.executor, cache)
     return engine
@@ -61,13 +61,11 @@ def told(engine, waiting):
     return done
 
 
-@pytest.mark.parametrize(
-    ("mixed", "lag", "kv_tokens"), [(False, 0, 8192), (False, 2, 640), (True, 1, 640), (True, 2, 8192)]
-)
-def test_tokens_and_logprobs_are_those_of_plain_steps(model, replays, mixed, lag, kv_tokens):
+@pytest.mark.parametrize(("lag", "kv_tokens"), [(0, 8192), (2, 640), (1, 640), (2, 8192)])
+def test_tokens_and_logprobs_are_those_of_plain_steps(model, replays, lag, kv_tokens):
     options = {"lag": lag, "kv_tokens": kv_tokens, "max_batched_tokens": 200}
     expected = told(engine_of(model, graphs=False, **options), requests())
-    engine = engine_of(model, graphs=True, mixed=mixed, **options)
+    engine = engine_of(model, graphs=True, **options)
     done = told(engine, requests())
     for name, one in expected.items():
         assert done[name].token_ids == one.token_ids
@@ -83,7 +81,7 @@ def test_tokens_and_logprobs_are_those_of_plain_steps(model, replays, mixed, lag
 def test_batch_invariant_graphs_give_the_bits_of_plain_steps(model, replays):
     options = {"batch_invariant": True, "lag": 1, "kv_tokens": 640, "max_batched_tokens": 200}
     expected = told(engine_of(model, graphs=False, **options), requests())
-    done = told(engine_of(model, graphs=True, mixed=True, **options), requests())
+    done = told(engine_of(model, graphs=True, **options), requests())
     assert replays
     for name, one in expected.items():
         assert done[name].token_ids == one.token_ids

@@ -42,13 +42,13 @@ def met(monkeypatch, replays):
         yield specialisations
 
 
-def ready_engine(path, *, graphs, mixed=False, **options):
+def ready_engine(path, *, graphs, **options):
     """An engine that has done what build does on a GPU."""
     config = EngineConfig(model=path, weights="random", device="cpu", lag=1, **options)
     parts = build(config)
     runner = parts.executor.runner
     compile_kernels(runner)
-    cache = GraphCache(runner, mixed=mixed) if graphs else None
+    cache = GraphCache(runner) if graphs else None
     if cache is not None:
         cache.capture_all()
     run_large_steps(runner, cache.sizes if cache else [runner.max_slots], config.max_batched_tokens)
@@ -75,7 +75,7 @@ def requests(count, longest):
 
 @pytest.mark.parametrize("heads", [(16, 8), (9, 3), (8, 1)], ids=str)
 @pytest.mark.parametrize("options", [
-    {"graphs": True}, {"graphs": True, "mixed": True}, {"graphs": False}, {"graphs": True, "batch_invariant": True},
+    {"graphs": True}, {"graphs": False}, {"graphs": True, "batch_invariant": True},
 ], ids=str)  # fmt: skip
 def test_no_step_needs_a_kernel_that_is_not_compiled_when_the_engine_is_ready(tmp_path, met, options, heads):
     model = tiny_model.write(tmp_path / "m", num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=64,

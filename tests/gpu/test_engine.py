@@ -92,14 +92,14 @@ def reference(model):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
-@pytest.mark.parametrize("graphs", ["all", "decode", "none"])
+@pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("kv_tokens", [32768, 1024])
 def test_tokens_are_those_of_the_cpu_with_and_without_graphs_overlap_and_preemption(
     model, reference, lag, graphs, kv_tokens
 ):
     engine = Engine(
         EngineConfig(model=model, device="cuda", dtype="float32", kv_tokens=kv_tokens, max_slots=64, lag=lag,
-                     cuda_graphs=graphs != "none", mixed_graphs=graphs == "all", max_batched_tokens=256)
+                     cuda_graphs=graphs, max_batched_tokens=256)
     )  # fmt: skip
     engine.add_many(requests())
     done = run(engine)
@@ -131,7 +131,7 @@ def test_the_batch_invariant_bits_of_a_run_alone_are_those_in_company_however_it
         {"lag": 0} | ample,
         {"lag": 1} | scarce,
         {"lag": 1, "cuda_graphs": False} | scarce,
-        {"lag": 2, "mixed_graphs": True} | scarce,
+        {"lag": 2} | scarce,
     ):
         company, stats = told(requests(), together=True, **options)
         assert company == alone, options
