@@ -15,8 +15,8 @@ Written by `make docs` from the commands themselves; a test compares.
 
 Addresses come from `KAFKA_BOOTSTRAP_SERVERS` and `DATABASE_URL`, else from the stack that `headrace local up` has
 started. Results go to stdout, remarks and errors to stderr. With `--json` a command prints one JSON document to
-stdout, and an error is one on stderr: `{"error": {"message", "remedy", "exit_code"}}`. All settings are in
-[operations](operations.md).
+stdout, worker and recorder log one a line to stderr, and an error is one on stderr: `{"error": {"message", "remedy",
+"exit_code"}}`. All settings are in [operations](operations.md).
 """
 
 

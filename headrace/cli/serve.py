@@ -26,6 +26,7 @@ Model = Annotated[
     str | None, typer.Option(help="Directory or hub id; default: HEADRACE_MODEL.", show_default=False)
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.", show_default=False)]
+JsonLog = Annotated[bool, typer.Option("--json", help="Log JSON lines, also on a terminal.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,13 +35,13 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel=PANEL)(command)
 
 
-def worker(model: Model = None, device: Device = None) -> None:
+def worker(model: Model = None, device: Device = None, json: JsonLog = False) -> None:
     """Take jobs from Kafka, answer them, and write the results to Postgres and Kafka.
 
     Stops cleanly on SIGTERM or Ctrl-C: what runs may finish within HEADRACE_GRACE_SECONDS, offsets are committed, the
     rest is left to others.
     """
-    settings = context.load_settings(model=model, device=device)
+    settings = context.load_settings(model=model, device=device, log_format=_log_format(json))
     config = worker_config(settings)
     logs.configure(settings)
     _warn_of_misspelt(settings)
@@ -59,12 +60,12 @@ def worker(model: Model = None, device: Device = None) -> None:
         Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
 
 
-def recorder() -> None:
+def recorder(json: JsonLog = False) -> None:
     """Enter jobs, batches and cancels into the job table as they arrive, and keep its partitions.
 
     Any number of recorders share the work; without one, status queries see a job only when a worker takes it.
     """
-    settings = context.load_settings()
+    settings = context.load_settings(log_format=_log_format(json))
     logs.configure(settings)
     _warn_of_misspelt(settings)
 
@@ -88,6 +89,10 @@ def recorder() -> None:
             server = HealthServer(settings.health_port, recorder.status, recorder.metrics.registry)
             stack.callback(server.close)
         recorder.run(stop)
+
+
+def _log_format(json: bool) -> str | None:
+    return "json" if json else None
 
 
 def _warn_of_misspelt(settings: "Settings") -> None:

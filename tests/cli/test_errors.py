@@ -381,6 +381,22 @@ def test_a_database_that_is_not_migrated_starts_nothing(
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["worker", "recorder"])
+def test_with_json_all_that_a_process_which_stays_says_is_json(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_PREFTCH", "5")
+    monkeypatch.setenv("HEADRACE_LOG_FORMAT", "text")
+    monkeypatch.setattr("headrace.cli.serve.worker_config", lambda settings: None)
+    monkeypatch.setattr(
+        "headrace.cli.serve.engine_config", lambda settings: context.bootstrap_servers(settings)
+    )
+    warning, error = map(json.loads, run(command, "--json").stderr.splitlines())
+    assert "HEADRACE_PREFTCH is no setting" in warning["event"]
+    assert error["error"]["exit_code"] == Exit.NOT_READY
+
+
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     ("check", "name", "value"),
     [

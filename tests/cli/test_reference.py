@@ -43,3 +43,9 @@ def test_every_command_has_a_section() -> None:
 def test_every_exit_code_is_listed() -> None:
     page = write()
     assert all(f"| {int(code)} | " in page and code.meaning in page for code in Exit)
+
+
+def test_every_command_but_the_demo_can_speak_json() -> None:
+    sections = write().split("### headrace ")[1:]
+    without = [section.splitlines()[0] for section in sections if "| `--json` |" not in section]
+    assert without == ["local demo"]
