@@ -46,7 +46,7 @@ GRANT EXECUTE ON FUNCTION make_day(date) TO headrace_worker;
 GRANT SELECT, INSERT, UPDATE ON jobs, batches, batch_counts, tier_counts, rejections TO headrace_recorder;
 GRANT SELECT, INSERT ON cancels, settled_letters TO headrace_recorder;
 GRANT SELECT ON results, attempts, workers, alembic_version TO headrace_recorder;
-GRANT DELETE ON workers, cancels, rejections, settled_letters, tier_counts TO headrace_recorder;
+GRANT DELETE ON batches, batch_counts, workers, cancels, rejections, settled_letters, tier_counts TO headrace_recorder;
 GRANT SELECT, UPDATE, DELETE ON jobs_named, results_named, attempts_named TO headrace_recorder;
 GRANT EXECUTE ON FUNCTION make_day(date), drop_day(date) TO headrace_recorder;
 

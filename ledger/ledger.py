@@ -281,7 +281,10 @@ class Ledger:
         return made
 
     def retire(self, keep: timedelta) -> list[str]:
-        """Drop day partitions that ended longer than `keep` ago and hold no live row; return their names."""
+        """Drop day partitions that ended longer than `keep` ago and hold no live row; return their names.
+
+        Forgets what else is as old, batches of which no job is left among it.
+        """
         return retire(self._database, keep)
 
     def drain(self) -> None:

@@ -1,7 +1,8 @@
 """The tables, as SQLAlchemy metadata. docs/ledger.md explains them; migrations/ makes them.
 
 `jobs`, `results` and `attempts` are partitioned by day on the id, which sorts by time (see `partitions`). State is a
-smallint (JobState.code) without an index, and no indexed column ever changes, so that updates stay heap-only.
+smallint (JobState.code) without an index, and no indexed column ever changes, so that updates stay heap-only. One index
+is on a partition alone and not here: that of `jobs_named` by `submitted_at`, for what forgets them.
 """
 
 from sqlalchemy import (
@@ -123,7 +124,15 @@ batches = Table(
     _time("expires_at"),
     Column("input_ref", Text),
     Column("metadata", JSONB),
+    Column(
+        "said_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=text("now()"),
+        comment="when it was last heard of, by the database's clock",
+    ),
     PrimaryKeyConstraint("tenant", "batch_id"),
+    Index(None, "said_at"),
 )
 
 batch_counts = Table(

@@ -190,7 +190,8 @@ def test_named_jobs_are_forgotten_by_their_age(ledger: Ledger, database_url: str
     ledger.record([live])
     with psycopg.connect(database_url) as connection:
         connection.execute(
-            "UPDATE jobs SET finished_at = now() - interval '9 days' WHERE id = %s", (over.id,)
+            "UPDATE jobs SET submitted_at = now() - interval '9 days', finished_at = now() - interval '8 days' WHERE id = %s",
+            (over.id,),
         )
     ledger.retire(timedelta(days=5))
     assert [id for (id,) in query(database_url, "SELECT id FROM jobs ORDER BY id")] == [
@@ -289,7 +290,7 @@ def test_a_day_may_be_read_through_for_longer_than_workers_may_hold_a_transactio
     assert len(read) == 1
 
 
-@pytest.mark.parametrize("failing", ["_retirable", "_forget_named", "_forget_rest"])
+@pytest.mark.parametrize("failing", ["_retirable", "_forget_named", "_forget_rest", "_bare_batches"])
 def test_what_cannot_be_forgotten_keeps_nothing_else(
     ledger: Ledger, old_id: UUID, database_url: str, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -299,7 +300,9 @@ def test_what_cannot_be_forgotten_keeps_nothing_else(
     ledger.finish([outcome(job(id=old_id)), outcome(named("over"))])
     ledger.reject([rejection()])
     with psycopg.connect(database_url) as connection:
-        connection.execute("UPDATE jobs SET finished_at = now() - interval '9 days'")
+        connection.execute(
+            "UPDATE jobs SET submitted_at = now() - interval '9 days', finished_at = now() - interval '9 days'"
+        )
         connection.execute("UPDATE rejections SET rejected_at = now() - interval '9 days'")
     monkeypatch.setattr(retention, failing, fail)
     with pytest.raises(RowRefused):

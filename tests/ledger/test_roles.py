@@ -135,7 +135,7 @@ def test_recorder_and_worker_run_under_their_roles_and_the_analyst_sees_it(
         assert analyst.execute("SELECT count(*) FROM results WHERE error IS NOT NULL").fetchone() == (3,)
 
 
-def test_what_a_pipeline_seldom_does_is_permitted_too(logins: dict[str, str]) -> None:
+def test_what_a_pipeline_seldom_does_is_permitted_too(logins: dict[str, str], database_url: str) -> None:
     with Ledger(logins["worker"]) as worker, Ledger(logins["recorder"]) as recorder:
         over, live, letter = job(id=days_ago(10)), job(), Letter("t", 0, 0, datetime.now(UTC))
         worker.begin([attempt(over), attempt(named("n"))])
@@ -152,7 +152,11 @@ def test_what_a_pipeline_seldom_does_is_permitted_too(logins: dict[str, str]) ->
         assert recorder.settled("t") == {letter: "dropped"}
         recorder.drain()
         assert recorder.ensure_partitions(days_ahead=9) == 2
+        recorder.apply_control([BatchClosed(tenant="acme", batch_id="over", expected=0)])
+        with psycopg.connect(database_url) as owner:
+            owner.execute("UPDATE batches SET said_at = now() - interval '9 days'")
         assert len(recorder.retire(timedelta(days=5))) == 1
+        assert recorder.batch("acme", "over") is None
         assert recorder.job(over.id) is None
         assert list(recorder.results("acme", "b1")) is not None
         assert recorder.backlog()
