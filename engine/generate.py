@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 from headrace.engine.answers import TextChoice
 from headrace.engine.result_file import Inputs, LineDigest, LineSet, ResultFile
-from headrace.engine.text import RequestError, TextCompletion, TextRequest
+from headrace.engine.text import RequestError, TextCompletion, TextRequest, reason, refusal
 from headrace.engine.token_logprobs import TokenLogprob
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -147,7 +147,8 @@ def generate(
 
     At most ``max_in_flight`` lines are in memory. ``on_progress`` is called after each batch of results. ``stop``
     ends the run early: what is still running is aborted and left without a result, so that resuming runs it. Without
-    a seed of its own, a line's sampling is seeded by its number.
+    a seed of its own, a line's sampling is seeded by its number. A line at which ``parse`` or ``encode`` raises ends with an
+    ``internal_error``.
 
     Raises OSError for files that cannot be used (see ResultFile; FileExistsError when the results to go on with are
     another input's) and EngineDead; the output is valid in any case.
@@ -199,7 +200,7 @@ class _Run:
         requests: list[TextRequest] = []
         refused: list[TextCompletion] = []
         for number, digest, data in taken:
-            parsed = self.parse(data) if data is not None else _too_long()
+            parsed = self._parsed(number, data)
             self.jobs[number] = digest, parsed.job
             if isinstance(parsed.request, TextRequest):
                 requests.append(dataclasses.replace(parsed.request, id=str(number)))
@@ -210,19 +211,39 @@ class _Run:
         self._write(refused)
         return len(taken) == room
 
+    def _parsed(self, number: int, data: bytes | None) -> ParsedLine:
+        """What a line says. A defect of ours in reading it costs this line and no other."""
+        if data is None:
+            return ParsedLine(
+                RequestError("message_too_large", f"the line has more than {MAX_LINE_BYTES:,} bytes")
+            )
+        try:
+            return self.parse(data)
+        except Exception as error:
+            return ParsedLine(reason(refusal(f"line {number}", "reading the line", error)))
+
     def _write(self, completions: Sequence[TextCompletion]) -> None:
-        ended = [(int(c.id), c) for c in completions]
-        if not ended:
+        if not completions:
             return
-        self.results.write(self._result(line, completion) for line, completion in ended)
-        for _, completion in ended:
-            self._count(completion)
+        results = []
+        for completion in completions:
+            line = int(completion.id)
+            digest, job = self.jobs.pop(line)
+            told, result = self._encoded(job, completion)
+            results.append((line, digest, result))
+            self._count(told)
+        self.results.write(results)
         self.progress.in_flight = len(self.jobs)
         self.on_progress(self.progress)
 
-    def _result(self, line: int, completion: TextCompletion) -> tuple[int, str, Mapping[str, Any]]:
-        digest, job = self.jobs.pop(line)
-        return line, digest, self.encode(job, completion)
+    def _encoded(self, job: Any, completion: TextCompletion) -> tuple[TextCompletion, Mapping[str, Any]]:
+        """What is told of a line, and its result. A defect of ours in writing it down costs this line and no other."""
+        try:
+            return completion, self.encode(job, completion)
+        except Exception as error:
+            why = reason(refusal(f"line {completion.id}", "writing down the answer", error))
+            told = TextCompletion(completion.id, [], error=why)
+            return told, self.encode(job, told)
 
     def _count(self, completion: TextCompletion) -> None:
         if completion.error:
@@ -242,11 +263,6 @@ class _Run:
                 del self.jobs[int(completion.id)]
             self._write([c for c in completions if not c.aborted])
         self.progress.in_flight = len(self.jobs)
-
-
-def _too_long() -> ParsedLine:
-    message = f"the line has more than {MAX_LINE_BYTES:,} bytes"
-    return ParsedLine(RequestError("message_too_large", message))
 
 
 def _lines(source: BinaryIO, done: LineSet, progress: Progress) -> Iterator[Line]:

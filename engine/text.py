@@ -230,7 +230,7 @@ class LocalTextEngine:
             return prompt_ids(requests, self._tokenizer, self._chat_format, self._limits)
         except Exception as error:
             if len(requests) == 1:
-                return [_blame(requests[0].id, "reading the prompt", error)]
+                return [refusal(requests[0].id, "reading the prompt", error)]
             return [self._prompt_ids([request])[0] for request in requests]
 
     def _constrained(self, request: TextRequest, prompt: list[int]) -> TextRequest:
@@ -302,7 +302,7 @@ class LocalTextEngine:
             self._refuse(request_id, "handing the request to the engine", error)
 
     def _refuse(self, request_id: str, doing: str, error: Exception) -> None:
-        self._refused.append(_failed(request_id, _blame(request_id, doing, error)))
+        self._refused.append(_failed(request_id, refusal(request_id, doing, error)))
 
     def _forget(self, request_id: str) -> None:
         """Await no more answers to the request."""
@@ -336,7 +336,7 @@ class LocalTextEngine:
         try:
             return self._completion(answers)
         except Exception as error:
-            return _failed(answer.request_id, _blame(answer.request_id, "reading the answer", error))
+            return _failed(answer.request_id, refusal(answer.request_id, "reading the answer", error))
 
     def _completion(self, answers: Answers) -> TextCompletion:
         """All answers in their order. The prompt counts once, as the first of them met it."""
@@ -388,15 +388,20 @@ def _ended(answers: Answers, choices: list[TextChoice], parts: list[Completion])
 
 
 def _failed(request_id: str, error: InvalidRequest) -> TextCompletion:
-    return TextCompletion(request_id, [], error=RequestError(error.code, error.message, error.param))
+    return TextCompletion(request_id, [], error=reason(error))
 
 
-def _blame(request_id: str, doing: str, error: Exception) -> InvalidRequest:
-    """What to tell of an error: a refusal as it is, of a defect of ours no more than its class."""
+def reason(error: InvalidRequest) -> RequestError:
+    """The refusal, as a completion has it."""
+    return RequestError(error.code, error.message, error.param)
+
+
+def refusal(whose: str, doing: str, error: Exception) -> InvalidRequest:
+    """What to tell of an error that one request met: a refusal as it is, of a defect of ours no more than its class."""
     if isinstance(error, InvalidRequest):
         return error
     name = type(error).__name__
-    log.error("%s failed for %s: %s", doing, request_id, name)
+    log.error("%s failed for %s: %s", doing, whose, name)
     log.debug("where", exc_info=error)  # not above: the message may quote the request or the answer
     return InvalidRequest(f"{doing} failed with {name}", code="internal_error")
 

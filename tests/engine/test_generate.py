@@ -18,10 +18,10 @@ from small_tokenizers import small
 
 from headrace.engine import generate as generate_module
 from headrace.engine.errors import EngineDead
-from headrace.engine.generate import ParsedLine, Progress, generate
+from headrace.engine.generate import ParsedLine, Progress, generate, plain_result
 from headrace.engine.request import Request
 from headrace.engine.result_file import LineSet, ResultFile
-from headrace.engine.text import LocalTextEngine, RequestError, TextRequest
+from headrace.engine.text import LocalTextEngine, RequestError, TextCompletion, TextRequest
 
 TOKENIZER = small("byte_level")
 Record = dict[str, Any]
@@ -139,6 +139,34 @@ def test_bad_lines_end_as_errors_with_their_line_and_field(
     assert by_line[6]["state"] == "failed"
     assert sorted(by_line) == [1, 2, 3, 6, 7, 8, 9], "empty lines have no result"
     assert (progress.succeeded, progress.failed) == (3, 4)
+
+
+def test_a_line_that_a_defect_of_ours_meets_fails_alone(
+    lines: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "what nobody may read"
+
+    def parse_but(data: bytes) -> ParsedLine:
+        if b"unreadable" in data:
+            raise RecursionError(secret)
+        return parse(data)
+
+    def encode_but(job: Any, completion: TextCompletion) -> dict[str, Any]:
+        if job == {"custom_id": "unwritable"} and completion.error is None:
+            raise RecursionError(secret)
+        return plain_result(job, completion)
+
+    source = lines(3, b'{"id": "unreadable", "prompt": "a"}', b'{"id": "unwritable", "prompt": "a"}')
+    caplog.set_level("INFO")
+    engine, _ = scripted()
+    progress = generate(source, tmp_path / "out.jsonl", engine, parse_but, encode=encode_but)
+    found = results(tmp_path / "out.jsonl")
+    assert (progress.succeeded, progress.failed) == (3, 2)
+    assert [found[line]["state"] for line in sorted(found)] == ["succeeded"] * 3 + ["failed"] * 2
+    assert found[4]["error"]["message"] == "reading the line failed with RecursionError"
+    assert found[5]["error"]["message"] == "writing down the answer failed with RecursionError"
+    assert found[5]["custom_id"] == "unwritable"
+    assert secret not in caplog.text
 
 
 def test_a_file_of_bad_lines_alone_ends(lines: Callable[..., Path], tmp_path: Path) -> None:
