@@ -42,11 +42,12 @@ class StepLayout:
         lens = np.concatenate([np.ones(num_decodes, np.int32), lens[lens > 1]])
         starts = s.computed[slots]
         heads = slots[:num_decodes]
-        at = s.computed[heads]
-        on_host = at < s.retired[heads]
-        ids = np.where(on_host, s.tokens[heads, np.where(on_host, at, 0)], -1)
+        ids = np.full(num_decodes, -1, np.int32)
+        on_host = np.flatnonzero(starts[:num_decodes] < s.retired[heads])
+        ids[on_host] = s.tokens[heads[on_host], starts[on_host]]
         ends = starts + lens
-        parts = [s.tokens[slots[r], starts[r] : ends[r]] for r in range(num_decodes, len(slots))]
+        chunks = zip(*(a[num_decodes:].tolist() for a in (slots, starts, ends)), strict=True)
+        parts = [s.tokens[slot, start:end] for slot, start, end in chunks]
         s.computed[slots] += lens
         readings = self.reader.plan(self.steps + 1, slots, starts, ends)
         sample_rows = np.flatnonzero(s.computed[slots] == s.known[slots]).astype(np.int32)
@@ -67,7 +68,7 @@ class StepLayout:
             query_lens=lens,
             starts=starts,
             num_decodes=num_decodes,
-            token_ids=np.concatenate([ids.astype(np.int32), *parts]),
+            token_ids=np.concatenate([ids, *parts]),
             sample_rows=sample_rows,
             epochs=s.epoch[sampled],
             table_slots=table_slots,

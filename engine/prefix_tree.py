@@ -5,7 +5,6 @@ numbers are never used twice: a child whose parent was evicted can no longer be 
 tokens starts a branch of its own.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,8 +61,10 @@ class PrefixTree:
         """
         parent = self.root(salt)
         blocks: list[int] = []
-        for key_bytes in self._chunks(tokens, min(need_from, len(tokens) - 1) // self.block_size):
-            node = self._nodes.get((parent, key_bytes))
+        nodes, data, width = self._nodes, tokens.tobytes(), tokens.itemsize * self.block_size
+        whole = min(need_from, len(tokens) - 1) // self.block_size
+        for start in range(0, whole * width, width):
+            node = nodes.get((parent, data[start : start + width]))
             if node is None:
                 break
             if not node.ready:
@@ -81,11 +82,12 @@ class PrefixTree:
         already: that one stays the one to be found.
         """
         made: list[Node | None] = []
-        for key_bytes, block in zip(self._chunks(tokens, len(blocks)), blocks, strict=True):
-            key = (parent, key_bytes)
-            node = self._nodes.get(key)
+        nodes, data, width = self._nodes, tokens.tobytes(), tokens.itemsize * self.block_size
+        for i, block in enumerate(blocks):
+            key = (parent, data[i * width : (i + 1) * width])
+            node = nodes.get(key)
             if node is None:
-                node = self._nodes[key] = Node(self._number(), block, ready)
+                node = nodes[key] = Node(self._number(), block, ready)
                 self._key_of_block[block] = key
                 made.append(node)
             else:
@@ -96,11 +98,6 @@ class PrefixTree:
     def forget(self, block: int) -> None:
         """The block is about to hold something else (or was never filled)."""
         del self._nodes[self._key_of_block.pop(block)]
-
-    def _chunks(self, tokens: NDArray[np.int32], count: int) -> Iterator[bytes]:
-        """The bytes of each of the first ``count`` blocks of tokens."""
-        data, width = tokens.tobytes(), tokens.itemsize * self.block_size
-        return (data[start : start + width] for start in range(0, count * width, width))
 
     def _number(self) -> int:
         self._next_number += 1

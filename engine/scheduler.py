@@ -172,7 +172,8 @@ class Scheduler:
         s.retired[slots] += 1
         s.in_flight[slots] -= 1
         self._generated += int(np.count_nonzero(s.generates[slots]))
-        stopped = (new[:, None] == s.stop_ids[slots]).any(1) & (s.retired[slots] > s.no_stop_before[slots])
+        stop_ids = s.stop_ids[slots, : int(s.num_stop_ids[slots].max(initial=0))]
+        stopped = (new[:, None] == stop_ids).any(1) & (s.retired[slots] > s.no_stop_before[slots])
         self._note_first_tokens(slots)
         output = self.take_ended()
         for i in np.flatnonzero(s.stream[slots] & ~stopped).tolist():

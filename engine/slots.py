@@ -47,6 +47,7 @@ class Slots:
         self.displaceable = np.zeros(max_slots, dtype=bool)
         self.prompt_len = np.zeros(max_slots, dtype=np.int32)
         self.arrival = np.zeros(max_slots, dtype=np.int64)
+        self.num_stop_ids = np.zeros(max_slots, dtype=np.int32)
         self.stop_ids = np.full((max_slots, MAX_STOP_IDS), -1, dtype=np.int32)
         self.block_tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
         self.tokens = _sparse(
@@ -95,6 +96,7 @@ class Slots:
         self.need_from[slot] = seq.need_from
         self.generates[slot] = seq.request.outputs is Outputs.TOKENS
         self.arrival[slot] = seq.arrival
+        self.num_stop_ids[slot] = len(seq.stop_ids)
         self.stop_ids[slot] = -1
         self.stop_ids[slot, : len(seq.stop_ids)] = seq.stop_ids
         self.tokens[slot, :length] = seq.tokens
