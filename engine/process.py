@@ -5,6 +5,7 @@ report; the child looks for commands between steps. A child whose parent is gone
 """
 
 import contextlib
+import gc
 import multiprocessing
 import queue
 import signal
@@ -20,6 +21,7 @@ from headrace.engine.errors import EngineDead, EngineError
 from headrace.engine.intake import new_sequence, refuse_duplicates
 from headrace.engine.request import EngineStats, ModelInfo, Request, StepOutput
 
+NEW_OBJECTS = 50_000  # made and kept before Python looks for cycles; its own 700 are those of a few requests
 STATS_EVERY_S = 0.25
 IDLE_WAIT_S = 1.0
 CLOSE_GRACE_S = 2.0  # commands are looked at between steps, and a step of a long prompt on a CPU takes longer
@@ -145,6 +147,7 @@ def _serve(config: EngineConfig, pipe: Connection) -> None:
         traceback.print_exc()
         pipe.send(("failed", EngineError(f"{type(error).__name__}: {error}")))
         return
+    _collect_seldom()
     pipe.send(("ready", (engine.info, engine.stats())))
     try:
         _loop(engine, pipe)
@@ -152,6 +155,13 @@ def _serve(config: EngineConfig, pipe: Connection) -> None:
         pass  # the parent is gone
     finally:
         engine.close()
+
+
+def _collect_seldom() -> None:
+    """Look for cycles seldom, and never among what the engine was built of: a look at all of that stops a step for 0.15 s."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, 20, 50)
 
 
 def _loop(engine: Any, pipe: Connection) -> None:
