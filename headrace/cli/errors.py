@@ -130,7 +130,10 @@ def translate(error: BaseException) -> Failure | None:
             path = getattr(error, "filename", None)
             # An error of ours below Python's own class is a sentence already.
             sentence = "{error}" if "{path}" in rule.sentence and path is None else rule.sentence
-            text = sentence.format(error=_text(error), path=path)
+            said = _text(error)
+            if rule.remedy == _DATABASE:  # libpq says the same in a line for each address that it has tried
+                said = said.partition("\n")[0]
+            text = sentence.format(error=said, path=path)
             return Failure(rule.exit_code, text, getattr(error, "remedy", "") or _remedy(rule, text))
     return None
 
@@ -171,7 +174,6 @@ def _names(kind: type[BaseException]) -> Iterator[str]:
 
 
 def _text(error: BaseException) -> str:
-    """What a driver says, without what it repeats: KafkaError's repr, libpq's line for each address tried."""
+    """What an error says; of a KafkaError without its repr."""
     cause = error.args[0] if error.args else ""
-    text = cause.str() if hasattr(cause, "str") else str(error).strip()
-    return text.splitlines()[0] if "connection" in text else text
+    return cause.str() if hasattr(cause, "str") else str(error).strip()

@@ -20,7 +20,8 @@ from headrace.cli.exits import Exit
 from headrace.cli.output import fields, open_output
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import BadCheckpoint, EngineError
-from headrace.local.errors import MissingPart
+from headrace.ledger import LedgerUnavailable
+from headrace.local.errors import ChildFailed, MissingPart
 from headrace.settings import child_environment
 
 CLOSED_PORT = 1  # nobody has it, and the system gives it to nobody
@@ -57,6 +58,20 @@ def test_an_error_that_brings_a_remedy_keeps_it() -> None:
     failure = translate(MissingPart("The broker is not installed.", "Install it."))
     assert failure is not None
     assert (failure.message, failure.remedy) == ("The broker is not installed.", "Install it.")
+
+
+def test_what_a_process_of_the_stack_said_last_is_told_whatever_it_is_about() -> None:
+    failure = translate(
+        ChildFailed("The migration ended with status 4.\n    error: no connection", "Its log: x")
+    )
+    assert failure is not None
+    assert failure.message == "The migration ended with status 4.\n    error: no connection"
+
+
+def test_of_the_lines_for_each_address_of_a_database_the_first_is_told() -> None:
+    failure = translate(LedgerUnavailable("connection failed: a\nconnection failed: b"))
+    assert failure is not None
+    assert failure.message == "The database cannot be reached: connection failed: a"
 
 
 def test_a_defect_is_not_translated() -> None:
