@@ -104,7 +104,10 @@ def run(
     ] = Format.JSONL,
     json: Json = False,
 ) -> None:
-    """Run a file of prompts through the stack: through the one that is up, or one started for it and then stopped."""
+    """Run a file of prompts through the stack: through the one that is up, or one started for it and then stopped.
+
+    The latter is for this file alone: another one has to wait, or to have another HEADRACE_STATE_DIR.
+    """
     _must_hold_jobs(file)
     settings = context.load_settings()
     target = output or Path(f"{file.stem}.results.jsonl")
@@ -141,7 +144,7 @@ def demo(file: File = EXAMPLE) -> None:
     _must_hold_jobs(file)
     settings = context.load_settings()
     embedded = not settings.kafka_bootstrap_servers and not settings.database_url
-    with stop_on_signals() as stop, _stack(settings, stop) as (stack, addresses):
+    with stop_on_signals() as stop, _stack(settings, stop, passing=True) as (stack, addresses):
         settings = _at(settings, addresses)
         # A table that outlives the demo may hold the last one's batch.
         submission = send(settings, str(file), "standard", batch_id="demo" if embedded else None)
@@ -174,23 +177,25 @@ def model(json: Json = False) -> None:
 
 
 @contextmanager
-def _stack(settings: "Settings", stop: Stop, quiet: bool = False) -> "Iterator[tuple[Stack, Addresses]]":
+def _stack(
+    settings: "Settings", stop: Stop, quiet: bool = False, passing: bool = False
+) -> "Iterator[tuple[Stack, Addresses]]":
     """A stack that is up; stopped at the end, however it comes."""
     from headrace.local.stack import Stack
 
-    with Stack(settings, stop, (lambda text: None) if quiet else _report) as stack:
+    with Stack(settings, stop, (lambda text: None) if quiet else _report, passing=passing) as stack:
         yield stack, stack.start()
 
 
 @contextmanager
 def _running(settings: "Settings", stop: Stop, quiet: bool) -> "Iterator[tuple[Settings, Stack | None]]":
-    """Settings that point to a stack: the one that is up already, else one of our own."""
+    """Settings that point to a stack: the one that is up already and stays, else one of our own."""
     from headrace.local.state import StateDir
 
-    if addresses := StateDir(settings.state_dir.absolute()).running():
+    if addresses := StateDir(settings.state_dir.absolute()).staying():
         yield _at(settings, addresses), None
     else:
-        with _stack(settings, stop, quiet) as (stack, addresses):
+        with _stack(settings, stop, quiet, passing=True) as (stack, addresses):
             yield _at(settings, addresses), stack
 
 

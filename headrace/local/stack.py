@@ -43,13 +43,17 @@ class Service:
 
 
 class Stack:
-    """Broker, database, recorder and worker. ``with Stack(...) as stack: stack.start()``."""
+    """Broker, database, recorder and worker. ``with Stack(...) as stack: stack.start()``.
 
-    def __init__(self, settings: Settings, stop: Event, report: Report) -> None:
+    passing: it is there for one file, and ends with it.
+    """
+
+    def __init__(self, settings: Settings, stop: Event, report: Report, *, passing: bool = False) -> None:
         self.state = StateDir(settings.state_dir.absolute())
         self._settings = settings
         self._stop = stop
         self._report = report
+        self._passing = passing
         self._exit = ExitStack()
         self._record = Record()
         self._parts: list[Child] = []
@@ -63,7 +67,7 @@ class Stack:
                 self._report(f"stopped the {name} that an earlier run had left behind")
             for log in self.state.logs.glob("*.log"):
                 log.unlink()
-            self._record = Record(parent=Identity.of("headrace", os.getpid()))
+            self._record = Record(Identity.of("headrace", os.getpid()), self._passing)
             self.state.write(self._record)
             self._exit = entering.pop_all()  # nothing has raised: the lock stays ours
         return self

@@ -27,9 +27,13 @@ class Addresses:
 
 @dataclass(slots=True)
 class Record:
-    """``stack.json``. Everything in it belongs to the stack and is the stack's to remove."""
+    """``stack.json``. Everything in it belongs to the stack and is the stack's to remove.
+
+    passing: the stack was started for one file and ends with it, whoever else has jobs there.
+    """
 
     parent: Identity | None = None
+    passing: bool = False
     children: list[Identity] = field(default_factory=list)
     homes: list[str] = field(default_factory=list)
     addresses: Addresses | None = None
@@ -72,11 +76,12 @@ class StateDir:
             parent, addresses = raw["parent"], raw["addresses"]
             return Record(
                 parent=Identity(**parent) if parent else None,
+                passing=raw.get("passing", False),
                 children=[Identity(**child) for child in raw["children"]],
                 homes=raw["homes"],
                 addresses=Addresses(**addresses) if addresses else None,
             )
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return Record()
 
     def write(self, record: Record) -> None:
@@ -106,6 +111,10 @@ class StateDir:
         """Addresses of the stack that runs here now, if one does."""
         record = self.read()
         return record.addresses if record.parent and record.parent.find() else None
+
+    def staying(self) -> Addresses | None:
+        """The same, where the stack does not end with a file of somebody else's."""
+        return None if self.read().passing else self.running()
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:

@@ -21,7 +21,9 @@ from headrace.cli.output import fields, open_output
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import BadCheckpoint, EngineError
 from headrace.ledger import LedgerUnavailable
+from headrace.local.child import Identity
 from headrace.local.errors import ChildFailed, MissingPart
+from headrace.local.state import Addresses, Record, StateDir
 from headrace.settings import child_environment
 
 CLOSED_PORT = 1  # nobody has it, and the system gives it to nobody
@@ -200,6 +202,20 @@ def test_a_file_without_jobs_is_refused_before_anything_starts(command: list[str
     result = run(*command, str(file))
     assert result.exit_code == Exit.USAGE
     assert "no jobs" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_file_does_not_run_through_a_stack_that_ends_with_another_file(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    state, parent = StateDir(tmp_path), Identity.of("headrace", os.getpid())
+    with state.lock():
+        state.write(
+            Record(parent, passing=True, addresses=Addresses("127.0.0.1:1", "postgresql://me@127.0.0.1:1/x"))
+        )
+        result = run("local", "run", str(file))
+    assert result.exit_code == Exit.REFUSED
+    assert "already running" in result.output
 
 
 @pytest.mark.usefixtures("bare")

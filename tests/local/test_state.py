@@ -21,7 +21,7 @@ def me() -> Identity:
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
-    record = Record(me(), [Identity("broker", 12, 3.5)], [str(tmp_path / "home")], ADDRESSES)
+    record = Record(me(), True, [Identity("broker", 12, 3.5)], [str(tmp_path / "home")], ADDRESSES)
     state.write(record)
     assert state.read() == record
 
@@ -45,6 +45,7 @@ def test_a_directory_has_one_stack_at_a_time(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_named_with_the_setting_for_another(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     state = StateDir(tmp_path / "file" / "state")
+    assert state.running() is None
     with pytest.raises(StateNotKept, match=r"file/state: Not a directory\.") as refused, state.lock():
         pass
     assert "HEADRACE_STATE_DIR" in refused.value.remedy
@@ -69,6 +70,15 @@ def test_a_running_stack_is_found_by_its_addresses(tmp_path: Path) -> None:
     assert state.running() is None  # it is still starting
     state.write(Record(me(), addresses=ADDRESSES))
     assert state.running() == ADDRESSES
+
+
+def test_a_stack_that_ends_with_a_file_is_not_for_other_files(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.write(Record(me(), passing=True, addresses=ADDRESSES))
+    assert state.running() == ADDRESSES  # `headrace status` looks into it
+    assert state.staying() is None
+    state.write(Record(me(), addresses=ADDRESSES))
+    assert state.staying() == ADDRESSES
 
 
 def test_a_stack_whose_parent_is_gone_is_not_running(tmp_path: Path) -> None:
