@@ -15,7 +15,7 @@ from headrace.engine.models.config import ModelConfig
 from headrace.engine.models.layers import Embedding, Linear, Named
 from headrace.engine.models.rope import cos_sin_table
 from headrace.engine.numerics import FAST, Numerics
-from headrace.kernels.rms_norm import add_rms_norm, rms_norm
+from headrace.kernels.rms_norm import rms_norm
 
 
 class Attention:
@@ -40,10 +40,9 @@ class Attention:
         self.k_norm = torch.ones(config.head_dim, device=device, dtype=dtype) if config.qk_norm else None
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, ctx: StepContext) -> Tensor:
-        """[T, H] -> [T, H]."""
+        """[T, H] -> [T, Hq * D], what ``out`` takes."""
         qkv = self.qkv.apply(x)
-        heads = ctx.attend(self.layer, qkv, positions, cos_sin, self.q_norm, self.k_norm, self.eps)
-        return self.out.apply(heads)
+        return ctx.attend(self.layer, qkv, positions, cos_sin, self.q_norm, self.k_norm, self.eps)
 
     def destinations(self) -> Named:
         yield from self.qkv.destinations()
@@ -74,8 +73,8 @@ class FeedForward:
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
-        return self.down.apply(self.numerics.silu_mul(self.gate_up.apply(x)))
+        """[T, H] -> [T, I], what ``down`` takes."""
+        return self.numerics.silu_mul(self.gate_up.apply(x))
 
     def destinations(self) -> Named:
         yield from self.gate_up.destinations()
@@ -131,10 +130,9 @@ class Model:
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         x = rms_norm(residual, self.layers[0].input_norm, eps)
         for layer, next_norm in zip(self.layers, next_norms, strict=True):
-            x = layer.attention.forward(x, positions, self.cos_sin, ctx)
-            x = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = layer.feed_forward.forward(x)
-            x = add_rms_norm(x, residual, next_norm, eps)
+            heads = layer.attention.forward(x, positions, self.cos_sin, ctx)
+            x = layer.attention.out.add(heads, residual, layer.post_norm, eps)
+            x = layer.feed_forward.down.add(layer.feed_forward.forward(x), residual, next_norm, eps)
         return x
 
     @torch.inference_mode()

@@ -18,6 +18,9 @@ class WeightScheme(Protocol):
     def apply(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
 
+    def add(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """Add the product to residual, in place. Returns the residual's RMS norm, [T, out]."""
+
     def tensors(self) -> Mapping[str, Tensor]:
         """What a checkpoint stores, by the end of its name; every tensor's first dimension is ``out``."""
 
@@ -40,6 +43,9 @@ class PlainWeights:
 
     def apply(self, x: Tensor) -> Tensor:
         return self.numerics.linear(x, self.weight, self.bias)
+
+    def add(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
+        return self.numerics.add_linear(x, self.weight, self.bias, residual, norm, eps)
 
     def tensors(self) -> Mapping[str, Tensor]:
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
@@ -64,6 +70,10 @@ class Linear:
     def apply(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         return self.scheme.apply(x)
+
+    def add(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """Add y to residual [T, out], in place. Returns the residual's RMS norm by the weights ``norm``, [T, out]."""
+        return self.scheme.add(x, residual, norm, eps)
 
     def destinations(self) -> Named:
         """Where each tensor of the checkpoint goes: its name, and the rows that it fills."""

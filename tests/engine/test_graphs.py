@@ -104,3 +104,20 @@ def test_every_number_of_rows_has_a_graph_that_is_not_much_larger(largest):
     for rows in range(1, largest + 1):
         size = min(size for size in sizes if size >= rows)
         assert size - rows <= max(rows // 3, 64) if rows >= 64 else size - rows <= max(rows / 2, 1)
+
+
+def test_a_step_takes_a_larger_graph_where_that_is_clearly_quicker(model, monkeypatch):
+    """As where a library is slow at a few numbers of rows."""
+    seconds = {4: 9.0, 6: 5.0, 8: 4.9, 12: 4.9, 16: 20.0, 24: 7.0, 32: 8.0, 40: 9.0}
+    monkeypatch.setattr(
+        "headrace.engine.graphs.seconds_of", lambda graph: seconds.get(len(graph.results[0]), 1.0)
+    )
+    engine = engine_of(model, graphs=True)
+    graphs = engine._executor.graphs
+    assert [graphs.sizes[graphs._size_of[rows]] for rows in (1, 3, 4, 5, 8, 9, 13, 16, 17, 33, 40)] == [
+        1, 3, 6, 6, 8, 12, 24, 24, 24, 40, 40,
+    ]  # fmt: skip
+    plain = engine_of(model, graphs=False)
+    assert {name: done.token_ids for name, done in told(engine, requests()).items()} == {
+        name: done.token_ids for name, done in told(plain, requests()).items()
+    }

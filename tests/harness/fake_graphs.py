@@ -60,6 +60,7 @@ def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGraph]]:
 
     with monkeypatch.context() as patch:
         patch.setattr("headrace.engine.graphs.record", record)
+        patch.setattr("headrace.engine.graphs.seconds_of", lambda graph: len(graph.results[0]))
         patch.setattr("headrace.engine.mixed_graphs.record", record)
         yield replays
 
