@@ -22,19 +22,25 @@ class Promise:
     """How many records a batch is to have, as far as anybody has said.
 
     The job table knows what the recorder has read. So when it calls the batch complete, and not before, ``announced`` is
-    asked whether more was promised since.
+    asked whether more was promised that is not recorded yet; and then the table once more, since that may have been recorded
+    after the look and before the question.
     """
 
-    def __init__(self, expected: int = 0, announced: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, expected: int = 0, announced: Callable[[], int] | None = None) -> None:
         self.expected = expected
         self._announced = announced
+        self._asked = False
 
     def kept(self, batch: "BatchProgress | None") -> bool:
-        """Whether the batch is complete, and not just as it was before a file that has grown was sent again."""
+        """Whether the batch, just looked at, is complete, and not as it was before a file that has grown was sent again."""
         if batch is None or not batch.complete or (batch.expected or 0) < self.expected:
+            self._asked = False
             return False
+        if self._asked or self._announced is None:
+            return True
         self.expected = max(self.expected, self._announced())
-        return (batch.expected or 0) >= self.expected
+        self._asked = True
+        return False
 
 
 def follow(

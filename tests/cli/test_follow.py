@@ -103,11 +103,25 @@ def test_what_goes_wrong_meanwhile_ends_it() -> None:
         follow(Growing(), "default", "b", Event(), quiet=True, meanwhile=fail)  # type: ignore[arg-type]
 
 
-def test_what_was_announced_is_asked_of_a_complete_batch_alone() -> None:
-    ledger, announced = Growing(), [8]
+def test_what_was_announced_is_asked_each_time_the_batch_is_complete_and_not_before() -> None:
+    ledger, announced = Stale(), [0, 8]
     promise = Promise(announced=announced.pop)
-    follow(ledger, "default", "b", Event(), promise=promise, quiet=True)  # type: ignore[arg-type]
+    batch = follow(ledger, "default", "b", Event(), promise=promise, quiet=True)  # type: ignore[arg-type]
     assert (ledger.looks, announced) == (5, [])
+    assert batch is not None
+    assert batch.succeeded == 8
+
+
+def test_what_is_recorded_just_before_the_question_is_waited_for() -> None:
+    ledger = Stale()
+
+    def announced() -> int:
+        ledger.looks = 3  # and nothing is left unread
+        return 0
+
+    batch = follow(ledger, "default", "b", Event(), promise=Promise(announced=announced), quiet=True)  # type: ignore[arg-type]
+    assert batch is not None
+    assert batch.succeeded == 8
 
 
 @contextmanager
