@@ -9,8 +9,6 @@ from headrace.engine.sequence import Sequence
 from headrace.engine.sharers import NO_GROUPS, Sharers
 from headrace.engine.slots import Slots
 
-_NONE: Ints = np.empty(0, np.int32)
-
 
 class StepLayout:
     """Collects what changed since the last plan, and makes the next one."""
@@ -20,15 +18,15 @@ class StepLayout:
         self.reader = PromptReader(slots)
         self._slots = slots
         self._sharers = sharers
-        self._updates: list[tuple[Ints, Ints, Ints]] = [(_NONE, _NONE, _NONE)]
+        self._grown: list[tuple[Ints, Ints, Ints]] = []
         self._seated: list[Sequence] = []
 
-    def set_blocks(self, slots: Ints, index: Ints, blocks: Ints) -> None:
-        """These entries of the block tables changed."""
-        self._updates.append((slots, index, blocks))
+    def grow(self, slots: Ints, index: Ints, blocks: Ints) -> None:
+        """The block tables of running sequences got these entries."""
+        self._grown.append((slots, index, blocks))
 
     def seat(self, seq: Sequence) -> None:
-        """A slot got a new sequence, whose sampling parameters the device must know."""
+        """A slot got a new sequence, whose block table and sampling parameters the device must know."""
         self._seated.append(seq)
 
     def plan(self, decodes: Ints, slots: Ints, lens: Ints) -> StepPlan:
@@ -59,9 +57,10 @@ class StepLayout:
         s.known[sampled] += 1
         s.in_flight[sampled] += 1
         self.steps += 1
-        updates, self._updates = self._updates, [(_NONE, _NONE, _NONE)]
+        grown, self._grown = self._grown, []
         seated, self._seated = self._seated, []
-        table_slots, table_index, table_blocks = map(np.concatenate, zip(*updates, strict=True))
+        tables = [*grown, self._tables(seated)]
+        table_slots, table_index, table_blocks = map(np.concatenate, zip(*tables, strict=True))
         return StepPlan(
             number=self.steps,
             slots=slots,
@@ -86,6 +85,16 @@ class StepLayout:
             readings=readings,
             guided=guided,
         )
+
+    def _tables(self, seated: list[Sequence]) -> tuple[Ints, Ints, Ints]:
+        """Slot, index and block of all entries of these sequences' block tables."""
+        s = self._slots
+        slots = np.array([seq.slot for seq in seated if seq.slot >= 0], np.int32)
+        counts = s.num_blocks[slots]
+        firsts = np.cumsum(counts, dtype=np.int32) - counts
+        entries = np.repeat(slots, counts)
+        index = np.arange(len(entries), dtype=np.int32) - np.repeat(firsts, counts)
+        return entries, index, s.block_tables[entries, index]
 
     def _guided(self, sampled: Ints) -> list[GuidedRow]:
         """Those of the sampled slots whose sequences have a grammar."""

@@ -241,7 +241,7 @@ class Scheduler:
         index = s.num_blocks[slots]
         s.block_tables[slots, index] = blocks
         s.num_blocks[slots] += 1
-        self._layout.set_blocks(slots, index, blocks)
+        self._layout.grow(slots, index, blocks)
 
     # -- prefill ------------------------------------------------------------------------------------------------
 
@@ -342,9 +342,6 @@ class Scheduler:
         s.block_tables[slot, : len(blocks)] = blocks
         s.num_blocks[slot] = len(blocks)
         s.computed[slot] = len(shared) * size
-        self._layout.set_blocks(
-            np.full(len(blocks), slot, np.int32), np.arange(len(blocks), dtype=np.int32), blocks
-        )
         seq.status = SequenceStatus.RUNNING
         if self.prefix_cache:
             seq.nodes, seq.tail = [None] * len(shared), parent
