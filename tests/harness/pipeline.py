@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -39,6 +40,7 @@ NOT_YET = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.NON_EMPTY_GROUP,  # a member is leaving it
+    KafkaError.NOT_LEADER_FOR_PARTITION,
 }
 
 
@@ -338,9 +340,10 @@ def _partitions(consumer: Consumer, topic: str) -> list[int]:
 
 def _ends(consumer: Consumer, topic: str) -> dict[int, tuple[int, int]]:
     """Where each partition of the topic begins and ends now."""
+    places = [TopicPartition(topic, partition) for partition in _partitions(consumer, topic)]
     told = {
-        partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), PATIENCE_S)
-        for partition in _partitions(consumer, topic)
+        place.partition: _patiently(partial(consumer.get_watermark_offsets, place, PATIENCE_S))
+        for place in places
     }
     return _read_to_the_end(consumer, topic, told) if apache_kafka.describe() == apache_kafka.TANSU else told
 
@@ -365,7 +368,7 @@ def _read_to_the_end(
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:
-    """The answer of a group's coordinator, which a broker that has just been started may not have yet."""
+    """An answer that a broker which has just been started may not have yet."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
