@@ -49,7 +49,7 @@ CATCH_UP_S = 5.0  # at the start, for the cancels that are there already
 LOOK_AGAIN_S = 1.0  # at a job that another worker runs
 ABORT_S = 5.0  # at the end, for the engine to let go
 FLUSH_S = 20.0  # at the end, for what has ended to be written and published
-CLOSE_S = 15.0  # at the end, for a consumer to commit and leave
+CLOSE_S = 15.0  # at the end, for the consumers to commit and leave
 
 ENGINE_KILLER = JobError(
     code=ErrorCode.ENGINE_FAILURE, message="the engine died again and again while it ran this job alone"
@@ -408,10 +408,11 @@ class Worker:
 
     def _close(self) -> None:
         consumers: list[TierConsumer | ControlConsumer] = [*self._consumers.values(), self._control]
-        for consumer in consumers:  # all at once, then each
+        until = time.monotonic() + CLOSE_S
+        for consumer in consumers:  # all at once: while Kafka is away they all hang
             consumer.close(0.0)
         for consumer in consumers:
-            consumer.close(CLOSE_S)
+            consumer.close(max(0.0, until - time.monotonic()))
         self._lookups.close()
         self._attempts.close()  # and the engine with it
         self._outcomes.close()

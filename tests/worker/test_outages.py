@@ -1,5 +1,6 @@
 """Postgres or Kafka goes away for a while: what is finished waits, intake pauses, and nothing is lost."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from standin import StandInEngine
 from headrace.ledger import Ledger
 from headrace.worker import default_tiers
 from headrace.worker import worker as worker_module
-from headrace.worker.consumer import BATCH, RESUME_BELOW
+from headrace.worker.consumer import BATCH, RESUME_BELOW, TierConsumer
 
 PREFETCH = 64
 
@@ -128,3 +129,35 @@ def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
 
         assert_each_once(line, ids)
         assert len(worker.engine.seen) == len(ids)
+
+
+def test_consumers_that_cannot_leave_their_groups_are_waited_for_together(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waits, close = Clock(), [], TierConsumer.close
+
+    def hang(consumer: TierConsumer, timeout: float) -> None:
+        close(consumer, 0.0)
+        waits.append(timeout)
+        clock.hung += timeout
+
+    monkeypatch.setattr(worker_module, "time", clock)
+    monkeypatch.setattr(TierConsumer, "close", hang)
+    worker = line.start_worker()
+    line.wait_for(lambda: worker.worker.status().partitions["bulk"] > 0)
+    worker.close()
+    assert len(waits) == 2 * len(line.topics.tiers)
+    assert sum(waits) <= worker_module.CLOSE_S
+
+
+class Clock:
+    """Stands for the module ``time`` in the worker's loop."""
+
+    def __init__(self) -> None:
+        self.hung = 0.0
+
+    def time(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.hung
