@@ -62,7 +62,7 @@ PARTS = (
     Part("fast chat", 60, f"bench/engine.py {CHAT} --limit 1000 --out OUT", None),  # what the next one is held against
     Part("invariant chat", 120, f"bench/engine.py {CHAT} --limit 1000 --batch-invariant --out OUT",
          "bench/engine.py --model tiny --device cpu --workload chat --limit 3 --batch-invariant --out OUT"),
-    Part("transformers", 200, "bench/vs_transformers.py --model qwen3-0.6b --limit 25 --out OUT",
+    Part("transformers", 330, "bench/vs_transformers.py --model qwen3-0.6b --limit 25 --out OUT",
          "bench/vs_transformers.py --model tiny --device cpu --requests 8 --limit 4 --kv-gib 0.1 --probe-rows 4 --probe-width 32"
          " --probe-requests 4 --probe-tokens 4 --skip continuous --out OUT"),
     Part("matmul", 60, "bench/kernels/matmul.py", None),

@@ -253,8 +253,10 @@ def _sample_kernel(
                 kept, above = _masses(
                     row_ptr, vocab, highest, inverse_temperature, least, least_key, chosen, SHIFT, BLOCK
                 )
-                # The likeliest always passes. Without any mass (all is NaN) there is nothing to choose from.
-                drawing = (above >= kept * top_p) & (chosen < _ordered(highest, SHIFT)) & (kept > 0)
+                # The likeliest always passes. No mass (all is NaN), or a choice below what may be drawn (all scores
+                # overflow): there is nothing to choose from.
+                drawing = (above >= kept * top_p) & (chosen < _ordered(highest, SHIFT))
+                drawing = drawing & (kept > 0) & (chosen >= from_key)
                 from_key = chosen + 1
     tl.store(tokens_ptr + row, token.to(tl.int64))
 
