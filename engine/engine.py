@@ -40,11 +40,9 @@ class Engine:
             new_sequence(request, self.info, self._arrivals + i) for i, request in enumerate(requests)
         ]
         self._arrivals += len(sequences)
+        self._grammars.prepare([seq for seq in sequences if seq.request.grammar is not None])
         for seq in sequences:
-            guided = seq.request.grammar is not None
-            self._scheduler.add(seq, held=guided)
-            if guided:
-                self._grammars.prepare(seq)
+            self._scheduler.add(seq, held=seq.request.grammar is not None)
 
     def step(self) -> StepOutput:
         """Schedule, launch, collect. Tokens of a step may come ``lag`` calls later."""

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +75,10 @@ class Grammars:
         self._checkers: list[GrammarChecker] = []
         self._own = threading.local()
 
-    def prepare(self, seq: Sequence) -> None:
-        """Begin to make this sequence's guide."""
-        grammar = seq.request.grammar
-        assert grammar is not None, "the request has no grammar"
-        self._waiting.append((seq, self._compiled(grammar)))
+    def prepare(self, sequences: Collection[Sequence]) -> None:
+        """Begin to make the guides of these sequences, which have grammars: of all, or of none if this raises."""
+        futures = [self._compiled(seq.request.grammar) for seq in sequences if seq.request.grammar]
+        self._waiting += zip(sequences, futures, strict=True)
 
     def ready(self) -> list[tuple[Sequence, InvalidRequest | None]]:
         """Sequences whose guide has been made, or could not be and why."""

@@ -55,8 +55,13 @@ class EngineProcess:
         refuse_duplicates(requests, self._running)
         for request in requests:
             new_sequence(request, self.info, arrival=0)
-        self._running.update(request.id for request in requests)
-        self._send("add_many", list(requests))
+        ids = [request.id for request in requests]
+        self._running.update(ids)  # before the child may answer
+        try:
+            self._send("add_many", list(requests))
+        except BaseException:
+            self._running.difference_update(ids)
+            raise
 
     def finish(self, request_id: str, at_token: int) -> None:
         """The text of this request is complete after its first ``at_token`` generated tokens."""

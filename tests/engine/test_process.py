@@ -60,6 +60,15 @@ def test_a_bad_request_is_refused_in_the_callers_process_and_the_child_lives_on(
     assert set(collect(engine, 1)) == {"a"}
 
 
+def test_requests_that_could_not_be_sent_may_come_again(engine, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_send", lambda *message: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.add_many([Request("a", [3], PARAMS)])
+    engine.add_many([Request("a", [3], PARAMS)])
+    assert set(collect(engine, 1)) == {"a"}
+
+
 def test_abort_ends_a_request_early(engine):
     engine.add_many([Request("a", [3], SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True))])
     engine.abort("a")
