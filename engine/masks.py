@@ -1,5 +1,7 @@
 """Masks of the tokens that grammars allow, computed in threads on the host while the device runs the forward."""
 
+import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +13,12 @@ from torch import Tensor
 
 from headrace.engine.guide import GuidedRow
 
-THREADS = 2
-"""A row's mask takes 4 microseconds: more threads spend longer waking than working (bench/LOG.md, engine)."""
+FEW = 2
+"""Threads for masks as they mostly are: of some microseconds a row, where more spend longer waking than working
+(bench/LOG.md, engine 13)."""
+
+MUCH_S = 0.2
+"""A fill that took all its threads together so long is followed by one with a thread for each core."""
 
 _RING = 2  # a buffer is filled while the copy of the one before may still run
 
@@ -28,7 +34,8 @@ class Masks:
         self.launched: deque[Callable[[], object]] = deque()
         self._words = -(-vocab_size // 32)
         self._device = device
-        self._threads: Any = None
+        self._executors: dict[int | None, Any] = {}
+        self._work_s = 0.0
         self._ring: list[tuple[Tensor, torch.cuda.Event | None]] = []
 
     def fill(self, rows: Sequence[GuidedRow]) -> Tensor:
@@ -39,7 +46,10 @@ class Masks:
         masks = buffer.numpy()[: len(rows)]
         free = [(row.guide.matcher, line) for line, row in enumerate(rows) if _is_free(row)]
         if free:
-            self._executor().unsafe_compute_mask_ptr(free, masks.ctypes.data, 4 * self._words, len(rows))
+            threads = FEW if self._work_s < MUCH_S else None
+            executor, began = self._executor(threads), time.perf_counter()
+            executor.unsafe_compute_mask_ptr(free, masks.ctypes.data, 4 * self._words, len(rows))
+            self._work_s = (time.perf_counter() - began) * (threads or os.cpu_count() or 1)
         _finish(masks, rows)
         return self._send(buffer, len(rows))
 
@@ -55,12 +65,13 @@ class Masks:
             row.guide.matcher.consume_token(token)  # takes a microsecond: less than to wake a thread
             row.guide.took()
 
-    def _executor(self) -> Any:
-        if self._threads is None:
+    def _executor(self, threads: int | None) -> Any:
+        """One with so many threads; None: one for each core."""
+        if threads not in self._executors:
             import llguidance
 
-            self._threads = llguidance.LLExecutor(num_threads=THREADS)
-        return self._threads
+            self._executors[threads] = llguidance.LLExecutor(num_threads=threads)
+        return self._executors[threads]
 
     def _buffer(self, rows: int) -> Tensor:
         """A host buffer of at least so many lines, no copy of which is under way; the last one used comes last."""

@@ -22,6 +22,7 @@ from headrace.engine.detokenizer import detokenize
 from headrace.engine.errors import InvalidRequest
 from headrace.engine.grammar import Grammar
 from headrace.engine.grammars import Grammars, Vocabulary
+from headrace.engine.masks import FEW
 from headrace.engine.request import ModelInfo
 from headrace.engine.tool_grammar import Thought, literal
 
@@ -283,6 +284,41 @@ BAD = {
     "contradiction": Grammar.json_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}),
     "endless": Grammar.json_schema({"$ref": "#"}),
 }
+
+
+def test_requests_that_cannot_be_prepared_are_not_taken_and_may_come_again(
+    guided: Guided, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [guided.ask(Grammar.regex("yes|no")), guided.ask(None), guided.ask(Grammar.regex("a{3}"))]
+    compiled = guided.grammars._compiled
+
+    def fails(grammar: Grammar) -> Any:
+        if grammar == requests[2].grammar:
+            raise RuntimeError("can't start new thread")
+        return compiled(grammar)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(guided.grammars, "_compiled", fails)
+        with pytest.raises(RuntimeError):
+            guided.engine.add_many(requests)
+        assert not guided.engine.has_work
+    assert [done.error for done in guided.run(requests)] == [None] * 3
+
+
+def test_costly_masks_get_a_thread_for_each_core(monkeypatch: pytest.MonkeyPatch, guided: Guided) -> None:
+    asked: list[int | None] = []
+    executor = llguidance.LLExecutor
+
+    def made(num_threads: int | None) -> Any:
+        asked.append(num_threads)
+        return executor(num_threads=num_threads)
+
+    monkeypatch.setattr("llguidance.LLExecutor", made)
+    guided.run([guided.ask(Grammar.regex("a{5}"))])
+    assert asked == [FEW]
+    monkeypatch.setattr("headrace.engine.masks.MUCH_S", 0.0)
+    guided.run([guided.ask(Grammar.regex("b{5}"))])
+    assert asked == [FEW, None]
 
 
 def test_a_bad_grammar_fails_alone(guided: Guided) -> None:
