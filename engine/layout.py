@@ -111,6 +111,8 @@ class StepLayout:
 
 
 def _sampling_rows(sequences: list[Sequence]) -> SamplingRows:
+    """What the device must know of newcomers that still have a slot."""
+    sequences = [seq for seq in sequences if seq.slot >= 0]
     params = [seq.request.sampling for seq in sequences]
     return SamplingRows(
         slots=np.array([seq.slot for seq in sequences], np.int32),

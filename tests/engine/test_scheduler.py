@@ -9,6 +9,7 @@ from symbolic_executor import expected
 
 from headrace.engine.priorities import Priorities, Priority
 from headrace.engine.request import FinishReason
+from headrace.engine.sequence import SequenceStatus
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -280,3 +281,25 @@ def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
             assert completion.token_ids == reference
         if kind == "stream":
             assert h.streamed[f"r{i}"] == completion.token_ids
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("length", [8, 9, 14])
+def test_a_sequence_put_back_goes_on_from_there_and_writes_to_no_block_that_others_may_find(length, lag):
+    h = Harness(lag=lag)
+    prompt = list(range(8))  # two whole blocks, known to the tree
+    h.add("a", prompt, max_tokens=20)
+    h.add("b", prompt, max_tokens=20)
+    seq = h.sequences["a"]
+    slot_of = None
+    while slot_of is None or h.scheduler.slots.retired[slot_of] < 16:
+        h.step()
+        slot_of = seq.slot
+    h.scheduler._put_back(seq, length)
+    h.scheduler.check()
+    # Position length - 1 is written next: of the prompt's last block at 8, of a block of its own from 9 on.
+    assert seq.status is (SequenceStatus.WAITING if length == 8 else SequenceStatus.RUNNING)
+    h.add("c", prompt, max_tokens=20)
+    done = h.run()
+    for name in "abc":
+        assert done[name].token_ids == expected(prompt, 20, VOCAB)
