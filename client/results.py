@@ -112,8 +112,9 @@ class Follower:
     def _take_dead_letter(self, message: Message) -> None:
         """A letter may be there twice, so what counts is which line it was, else where its record came from.
 
-        The client names the lines that nobody can read when it sends them under an idempotency key. A second job of one
-        name is a line of its own.
+        The client names the lines that name themselves in no way when it sends them under an idempotency key. One of those
+        that is refused as a duplicate is a line sent again, changed: its job is there already. A second job of a name that
+        stands in the line is a line of its own.
         """
         headers = headers_of(message)
         named = dict(headers)
@@ -121,8 +122,9 @@ class Follower:
         if code not in _REJECTING:
             return
         line = named.get(names.JOB_ID)
-        if line is not None and code != ErrorCode.DUPLICATE_JOB_ID.encode():
-            self._rejected.add(line)
+        if line is not None:
+            if code != ErrorCode.DUPLICATE_JOB_ID.encode():
+                self._rejected.add(line)
             return
         source = dead_letter_source(headers)
         self._rejected.add((source.topic, source.partition, source.offset) if source else place_of(message))

@@ -16,7 +16,7 @@ M = TypeVar("M", BatchOpened, BatchClosed)
 
 # Every batch that is spoken of gets its row first, in key order, as counters do it: so nobody waits in a circle.
 _NAME = """
-INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING
+INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT (tenant, batch_id) DO UPDATE SET said_at = now()
 """
 
 # The first message says it: a repeat changes nothing.

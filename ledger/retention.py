@@ -35,10 +35,10 @@ _OLD = (
     "DELETE FROM settled_letters WHERE settled_at < now() - %s",
 )
 
-# Nothing was said of the batch since the oldest day that is kept, and no job and no rejected record of it is left. Its
+# Nothing was said of the batch for as long as jobs are kept, and no job and no rejected record of it is left. Its
 # counters are of no use any more: they would count for jobs that come again.
 _BARE = """
-b.said_at < date_trunc('day', now()) - %(keep)s
+b.said_at < now() - %(keep)s
 AND NOT EXISTS (SELECT FROM jobs WHERE jobs.tenant = b.tenant AND jobs.batch_id = b.batch_id)
 AND NOT EXISTS (SELECT FROM rejections r WHERE r.tenant = b.tenant AND r.batch_id = b.batch_id)
 """
@@ -127,8 +127,9 @@ def _forget_rest(cursor: Rows, keep: timedelta) -> None:
 def _forget_batches(database: Database, keep: timedelta) -> None:
     """First see which, while nobody waits for it."""
     bare = database.transaction(_bare_batches, keep)
-    for first in range(0, len(bare), BATCHES):
-        database.once(_forget_bare, bare[first : first + BATCHES], keep)
+    with ExitStack() as each:  # whatever becomes of the others; then the last failure is raised
+        for first in range(0, len(bare), BATCHES):
+            each.callback(database.once, _forget_bare, bare[first : first + BATCHES], keep)
 
 
 def _bare_batches(cursor: Rows, keep: timedelta) -> list[tuple[str, str]]:

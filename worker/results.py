@@ -105,11 +105,14 @@ def for_people(error: JobError | None) -> JobError | None:
 
 
 def _too_large(job: Job, result: JobResult, size: int, max_bytes: int) -> JobResult:
+    request = job.request
+    many = request is not None and request.inputs is not None
+    less = "send fewer inputs a line, or ask for base64" if many else "ask for fewer tokens"
     message = (
-        f"the result has {size:,} bytes, of which {max_bytes:,} fit a message: ask for fewer tokens, or have the"
+        f"the result has {size:,} bytes, of which {max_bytes:,} fit a message: {less}, or have the"
         " workers keep large results (HEADRACE_RESULT_STORE)"
     )
-    param = None if job.request is None else job.request.path_of("max_tokens")
+    param = None if request is None else request.path_of("inputs" if many else "max_tokens")
     error = JobError(code=ErrorCode.RESULT_TOO_LARGE, message=message, param=param)
     failed = translate.unsuccessful(
         job.envelope,

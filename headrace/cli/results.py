@@ -108,9 +108,11 @@ def write_results(
         batch = ledger.batch(tenant, batch_id)  # before the results: a complete batch has them all
         if batch is not None and batch.done > len(written):
             _write_new(ledger, tenant, batch_id, lines, written, stop)
+        looked = time.monotonic() - began
         if promise is None or stop.is_set() or promise.kept(batch):
             return len(written)
-        stop.wait(max(POLL_S, 5 * (time.monotonic() - began)))
+        complete = batch is not None and batch.complete  # one more look, at counters alone
+        stop.wait(POLL_S if complete else max(POLL_S, 5 * looked))
 
 
 def write_result(ledger: "Ledger", id: UUID, lines: Lines, *, follow: bool, stop: Event) -> int:

@@ -15,7 +15,7 @@ from headrace.cli import results
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise
-from headrace.cli.results import Format, Lines, Reader, write_results
+from headrace.cli.results import POLL_S, Format, Lines, Reader, write_results
 from headrace.ledger import BatchProgress, BatchState, RejectionRow, StoredResult
 from headrace.schemas import Choice, JobResult, JobState, Reference
 from headrace.store import Store, open_store
@@ -70,6 +70,28 @@ def write(
 def test_what_has_ended_is_written_once_and_no_more_waited_for() -> None:
     lines = write(Table(4, [2]))
     assert sorted(str(line["custom_id"]) for line in lines) == ["c0", "c1"]
+
+
+def test_a_complete_batch_is_looked_at_once_more_without_waiting_for_as_long_as_it_took_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, pauses = [0.0], []
+
+    class Slow(Table):
+        def results(self, tenant: str, batch_id: str, after: UUID | None = None) -> Iterator[StoredResult]:
+            clock[0] += 60.0
+            return super().results(tenant, batch_id, after)
+
+    class Stop(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return False
+
+    monkeypatch.setattr("headrace.cli.results.time.monotonic", lambda: clock[0])
+    lines = Lines(io.BytesIO(), Format.JSONL, Reader(None))
+    promise = Promise(announced=lambda: 0)
+    assert write_results(Slow(4, [2, 4, 4]), "default", "b", lines, promise=promise, stop=Stop()) == 4  # type: ignore[arg-type]
+    assert pauses == [5 * 60.0, POLL_S]
 
 
 def test_following_writes_each_job_once_in_the_order_of_ending(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,10 @@ def test_a_worker_and_a_recorder_with_the_same_jobs_do_not_deadlock(
 
 def wait_for_waiting(database_url: str, count: int) -> None:
     """Return once so many sessions wait for a lock."""
-    waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+    waiting = (
+        "SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+        " WHERE NOT granted AND datname = current_database()"
+    )
     until = time.monotonic() + 60
     while query(database_url, waiting) != [(count,)]:
         assert time.monotonic() < until
