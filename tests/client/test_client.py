@@ -322,6 +322,21 @@ def test_following_counts_a_bad_line_that_was_sent_again_once(installation: Inst
         assert [result.id for result in following] == grown.ids[1:]
 
 
+def test_following_counts_no_line_of_a_changed_file_that_was_sent_again(installation: Installation) -> None:
+    with installation.client() as client:
+        sent = client.submit([{"prompt": "a"}, {"prompt": "b"}], idempotency_key="k")
+        client.submit([{"prompt": "x"}, {"prompt": "y"}], idempotency_key="k")
+        for message in installation.read(installation.topics.jobs("standard"), 4):
+            if b'"x"' in (message.value() or b"") or b'"y"' in (message.value() or b""):
+                headers = [*(message.headers() or []), (names.DEAD_CODE, b"duplicate_job_id")]
+                installation.send(installation.topics.dead, b"k", message.value() or b"", headers)
+        installation.finish(sent, sent.ids[:1])
+        following = client.follow_results(sent)
+        assert next(following).id == sent.ids[0]
+        installation.finish(sent, sent.ids[1:])
+        assert [result.id for result in following] == sent.ids[1:]
+
+
 def test_of_what_was_announced_only_that_is_told_which_the_recorder_has_not_confirmed(
     installation: Installation,
 ) -> None:
