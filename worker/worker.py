@@ -395,10 +395,8 @@ class Worker:
             self._attempts.give_back_ended(unkept)
             self._turn_while(lambda: self._attempts, ABORT_S)
         # What Postgres or Kafka has not taken by now stays as a death would leave it, and its offset is not committed.
-        if self._attempts:
-            log.warning("the engine has not let go of %d jobs: they will run again", len(self._attempts))
-        if writing := self._outcomes.writing:
-            log.warning("Postgres does not take how %d jobs ended: they will run again", writing)
+        if left := len(self._attempts) + self._outcomes.writing:
+            log.warning("Postgres does not take how %d jobs ended: they will run again", left)
         if unconfirmed := self._outcomes.unconfirmed:
             log.warning("Kafka does not take %d records: they will be published again", unconfirmed)
         # 6. Commit and leave the groups, then let the engine go and say goodbye: _close, which a crash comes to also.
