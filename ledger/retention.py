@@ -127,9 +127,8 @@ def _forget_rest(cursor: Rows, keep: timedelta) -> None:
 def _forget_batches(database: Database, keep: timedelta) -> None:
     """First see which, while nobody waits for it."""
     bare = database.transaction(_bare_batches, keep)
-    with ExitStack() as each:  # whatever becomes of the others; then the last failure is raised
-        for first in range(0, len(bare), BATCHES):
-            each.callback(database.once, _forget_bare, bare[first : first + BATCHES], keep)
+    for first in range(0, len(bare), BATCHES):
+        database.once(_forget_bare, bare[first : first + BATCHES], keep)
 
 
 def _bare_batches(cursor: Rows, keep: timedelta) -> list[tuple[str, str]]:

@@ -166,6 +166,8 @@ class Finished:
     id ended as `failed: ledger_rejected`, and its body is among the winners (if not even that was taken, it is not
     there: reject the record). An id in none of the three has a row of other content or of a later run: publish
     nothing.
+
+    A winner may be the caller's own body: where an earlier call wrote it, and then raised LedgerUnavailable.
     """
 
     changed: frozenset[UUID] = frozenset()
