@@ -58,7 +58,8 @@ class StepLayout:
         s.in_flight[sampled] += 1
         self.steps += 1
         grown, self._grown = self._grown, []
-        seated, self._seated = self._seated, []
+        seated = [seq for seq in self._seated if seq.slot >= 0]  # some have been pushed back since
+        self._seated = []
         tables = [*grown, self._tables(seated)]
         table_slots, table_index, table_blocks = map(np.concatenate, zip(*tables, strict=True))
         return StepPlan(
@@ -89,7 +90,7 @@ class StepLayout:
     def _tables(self, seated: list[Sequence]) -> tuple[Ints, Ints, Ints]:
         """Slot, index and block of all entries of these sequences' block tables."""
         s = self._slots
-        slots = np.array([seq.slot for seq in seated if seq.slot >= 0], np.int32)
+        slots = np.array([seq.slot for seq in seated], np.int32)
         counts = s.num_blocks[slots]
         firsts = np.cumsum(counts, dtype=np.int32) - counts
         entries = np.repeat(slots, counts)
@@ -111,8 +112,6 @@ class StepLayout:
 
 
 def _sampling_rows(sequences: list[Sequence]) -> SamplingRows:
-    """What the device must know of newcomers that still have a slot."""
-    sequences = [seq for seq in sequences if seq.slot >= 0]
     params = [seq.request.sampling for seq in sequences]
     return SamplingRows(
         slots=np.array([seq.slot for seq in sequences], np.int32),

@@ -16,13 +16,14 @@ M = TypeVar("M", BatchOpened, BatchClosed)
 
 # Every batch that is spoken of gets its row first, in key order, as counters do it: so nobody waits in a circle.
 _NAME = """
-INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT (tenant, batch_id) DO UPDATE SET said_at = now()
+INSERT INTO batches (tenant, batch_id) SELECT * FROM unnest(%s::text[], %s::text[])
+ON CONFLICT (tenant, batch_id) DO UPDATE SET said_at = now()
 """
 
-# The first message says it: a repeat changes nothing.
+# The first message says it: a repeat changes nothing else.
 _OPEN = """
 UPDATE batches SET opened_at = coalesce(said.opened_at, now()), expires_at = said.expires_at,
-    input_ref = said.input_ref, metadata = said.metadata, said_at = now()
+    input_ref = said.input_ref, metadata = said.metadata
 FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[], %s::text[], %s::jsonb[])
     AS said (tenant, batch_id, opened_at, expires_at, input_ref, metadata)
 WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batches.opened_at IS NULL
@@ -30,7 +31,7 @@ WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batc
 
 # The largest count holds, in whatever order they come: a file that has grown is sent again under its idempotency key.
 _CLOSE = """
-UPDATE batches SET expected = said.expected, closed_at = coalesce(said.closed_at, now()), said_at = now()
+UPDATE batches SET expected = said.expected, closed_at = coalesce(said.closed_at, now())
 FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::timestamptz[]) AS said (tenant, batch_id, expected, closed_at)
 WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id
     AND (batches.closed_at IS NULL OR batches.expected < said.expected)
