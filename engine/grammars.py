@@ -13,6 +13,7 @@ from headrace.engine.errors import EngineError, InvalidRequest
 from headrace.engine.grammar import Grammar
 from headrace.engine.grammar_check import GrammarChecker, GrammarTooComplex
 from headrace.engine.guide import Guide
+from headrace.engine.panics import LibraryPanic, panics_as_errors
 from headrace.engine.request import ModelInfo
 from headrace.engine.sequence import Sequence
 
@@ -115,8 +116,13 @@ class Grammars:
                 param="max_tokens",
                 code="invalid_value",
             )
+        try:
+            with panics_as_errors:
+                matcher = compiled.matcher.deep_copy()
+        except LibraryPanic as panic:
+            return _refusal(panic, grammar, self._limit_s)
         seq.guide = Guide(
-            compiled.matcher.deep_copy(),
+            matcher,
             compiled.closing,
             length=seq.prompt_len,
             limit=seq.limit,

@@ -8,6 +8,7 @@ import json
 import llguidance
 
 from headrace.engine.grammar import JSON_FORM, Grammar, GrammarKind
+from headrace.engine.panics import LibraryPanic, panics_as_errors
 
 MAX_MESSAGE_CHARS = 300
 _NOTHING_FITS = "NoExtensionBias"  # llguidance's word for a mask without tokens
@@ -22,6 +23,14 @@ class BadGrammar(Exception):
 
 def compile_matcher(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llguidance.LLMatcher:
     """A matcher at the beginning of an answer, which has computed its first mask. Raises BadGrammar."""
+    try:
+        with panics_as_errors:
+            return _matcher(tokenizer, grammar)
+    except LibraryPanic as panic:
+        raise BadGrammar("llguidance fails on it, by a defect of its own") from panic
+
+
+def _matcher(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llguidance.LLMatcher:
     try:
         source = _source(grammar)
     except ValueError as error:

@@ -28,7 +28,7 @@ class Outcome(Enum):
     BACK = auto()
     """The tokens from ``Guide.length`` on are to be dropped, and others generated."""
     FAILED = auto()
-    """The grammar turned out to be too complex."""
+    """The grammar turned out to be too complex for its matcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Guide:
             self._look()
 
     def fail(self) -> None:
-        """The matcher has met one of its limits."""
+        """The matcher has met one of its limits, or a defect of its own."""
         self._end(Outcome.FAILED)
 
     def due(self, length: int) -> Outcome | None:

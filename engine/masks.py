@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.engine.guide import GuidedRow
+from headrace.engine.guide import Guide, GuidedRow
+from headrace.engine.panics import LibraryPanic, panics_as_errors
 
 FEW = 2
 """Threads for masks as they mostly are: of some microseconds a row, where more spend longer waking than working
@@ -44,11 +45,11 @@ class Masks:
             self.launched.popleft()()
         buffer = self._buffer(len(rows))
         masks = buffer.numpy()[: len(rows)]
-        free = [(row.guide.matcher, line) for line, row in enumerate(rows) if _is_free(row)]
+        free = [(row.guide, line) for line, row in enumerate(rows) if _is_free(row)]
         if free:
             threads = FEW if self._work_s < MUCH_S else None
             executor, began = self._executor(threads), time.perf_counter()
-            executor.unsafe_compute_mask_ptr(free, masks.ctypes.data, 4 * self._words, len(rows))
+            _compute(executor, free, masks)
             self._work_s = (time.perf_counter() - began) * (threads or os.cpu_count() or 1)
         _finish(masks, rows)
         return self._send(buffer, len(rows))
@@ -62,8 +63,12 @@ class Masks:
         wanted = [row for row in rows if row.guide.wants(row.position)]
         own = tokens[[row.row for row in wanted]].tolist()
         for row, token in zip(wanted, own, strict=True):
-            row.guide.matcher.consume_token(token)  # takes a microsecond: less than to wake a thread
-            row.guide.took()
+            try:
+                with panics_as_errors:
+                    row.guide.matcher.consume_token(token)  # takes a microsecond: less than to wake a thread
+                    row.guide.took()
+            except LibraryPanic:
+                row.guide.fail()
 
     def _executor(self, threads: int | None) -> Any:
         """One with so many threads; None: one for each core."""
@@ -98,6 +103,20 @@ class Masks:
 def _is_free(row: GuidedRow) -> bool:
     """Whether the mask is the matcher's to say. Rows of overshoot take any token: it is dropped."""
     return row.guide.outcome is None and not row.guide.forced
+
+
+def _compute(executor: Any, guides: Sequence[tuple[Guide, int]], masks: NDArray[np.int32]) -> None:
+    """Write each guide's mask to its line. After a panic one by one, so that it fails the guide that it is of alone."""
+    matchers = [(guide.matcher, line) for guide, line in guides]
+    try:
+        with panics_as_errors:
+            executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.strides[0], len(masks))
+    except LibraryPanic:
+        if len(guides) > 1:
+            for each in guides:
+                _compute(executor, [each], masks)
+        else:
+            guides[0][0].fail()
 
 
 def _finish(masks: NDArray[np.int32], rows: Sequence[GuidedRow]) -> None:

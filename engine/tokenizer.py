@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headrace.engine.errors import BadCheckpoint, InvalidRequest, UnsupportedModel
+from headrace.engine.panics import panics_as_errors
 from headrace.engine.token_bytes import token_bytes
 
 _GROUP_CHARS = 1 << 20
@@ -47,7 +48,10 @@ class Tokenizer:
         from transformers import AutoTokenizer  # slow to import, and not needed to look at this module
 
         try:
-            loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            with panics_as_errors:
+                loaded = AutoTokenizer.from_pretrained(
+                    directory, local_files_only=True, trust_remote_code=False
+                )
         except Exception as error:  # Transformers and tokenizers raise whatever their parsers meet
             missing = not (directory / "tokenizer.json").is_file()
             why = (
@@ -102,12 +106,12 @@ class Tokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """``encode`` for many prompts, in parallel without the interpreter's lock.
 
-        A prompt that already begins with the BOS token's text gets no second one.
+        A prompt that already begins with the BOS token's text gets no second one. Raises LibraryPanic.
         """
         return [self._one_bos(ids) for ids in self._encode(texts, add_special_tokens=True)]
 
     def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of rendered chats: the template wrote all special tokens, so none is added."""
+        """Ids of rendered chats: the template wrote all special tokens, so none is added. Raises LibraryPanic."""
         return list(self._encode(texts, add_special_tokens=False))
 
     def render_chat(
@@ -157,7 +161,9 @@ class Tokenizer:
 
     def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> Iterator[list[int]]:
         for group in _groups(texts):
-            for encoding in self._backend.encode_batch_fast(group, add_special_tokens=add_special_tokens):
+            with panics_as_errors:
+                encodings = self._backend.encode_batch_fast(group, add_special_tokens=add_special_tokens)
+            for encoding in encodings:
                 yield encoding.ids
 
     def _one_bos(self, ids: list[int]) -> list[int]:

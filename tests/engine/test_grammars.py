@@ -15,13 +15,14 @@ import pytest
 import tiny_model
 from small_tokenizers import KINDS, small
 
-from headrace.engine import Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams
+from headrace.engine import Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams, guidance
 from headrace.engine.build import build
 from headrace.engine.closing import Closing
 from headrace.engine.detokenizer import detokenize
 from headrace.engine.errors import InvalidRequest
-from headrace.engine.grammar import Grammar
+from headrace.engine.grammar import Grammar, GrammarKind
 from headrace.engine.grammars import Grammars, Vocabulary
+from headrace.engine.guide import Guide
 from headrace.engine.masks import FEW
 from headrace.engine.request import ModelInfo
 from headrace.engine.tool_grammar import Thought, literal
@@ -472,6 +473,93 @@ def test_what_the_compiler_does_not_foresee_fails_its_request_alone(guided: Guid
     guided.grammars._compile = compile_
     (after,) = guided.run([guided.ask(Grammar.choice(["b"]))])
     assert guided.text(after) == "b"
+
+
+class PanicException(BaseException):
+    """Stands in for PyO3's, which is known by its name."""
+
+
+def test_a_panic_of_the_compiler_fails_its_request_alone(
+    guided: Guided, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = guidance._matcher
+
+    def panics(tokenizer: Any, grammar: Grammar) -> Any:
+        if grammar.kind is GrammarKind.REGEX:
+            raise PanicException
+        return compiled(tokenizer, grammar)
+
+    monkeypatch.setattr(guidance, "_matcher", panics)
+    bad, good = guided.run([guided.ask(Grammar.regex("a{3}")), guided.ask(Grammar.choice(["quick"]))])
+    assert bad.error is not None
+    assert (bad.error.code, bad.error.param) == ("invalid_grammar", "grammar")
+    assert bad.error.message == "grammar cannot be compiled: llguidance fails on it, by a defect of its own"
+    assert guided.text(good) == "quick"
+
+
+def test_a_panic_of_a_matcher_that_is_copied_fails_its_request_alone(guided: Guided) -> None:
+    class Matcher:
+        def deep_copy(self) -> None:
+            raise PanicException
+
+    bad, good = guided.ask(Grammar.regex("a{3}")), guided.ask(Grammar.choice(["quick"]))
+    guided.compile([bad])
+    assert bad.grammar is not None
+    done = guided.grammars._compiled(bad.grammar)
+    done._result = replace(done.result(), matcher=Matcher())  # type: ignore[attr-defined]
+    panicked, answered = guided.run([bad, good])
+    assert panicked.error is not None
+    assert panicked.error.code == "invalid_grammar"
+    assert guided.text(answered) == "quick"
+
+
+@each(lag=LAGS)
+def test_a_panic_at_a_mask_fails_its_request_alone(guided: Guided, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Executor:
+        """Panics at one matcher's masks, from the third on that are computed at once for four."""
+
+        def __init__(self, num_threads: int | None) -> None:
+            self.inner = executor(num_threads=num_threads)
+            self.calls = 0
+            self.bad: Any = None
+
+        def unsafe_compute_mask_ptr(self, matchers: list[tuple[Any, int]], *buffer: int) -> None:
+            self.calls += len(matchers) == 4
+            if self.calls == 3 and self.bad is None:
+                self.bad = matchers[1][0]
+            if any(matcher is self.bad for matcher, _ in matchers):
+                raise PanicException
+            self.inner.unsafe_compute_mask_ptr(matchers, *buffer)
+
+    executor = llguidance.LLExecutor
+    monkeypatch.setattr("llguidance.LLExecutor", Executor)
+    fails_alone_at_its_third_token(guided)
+
+
+@each(lag=LAGS)
+def test_a_panic_at_a_token_fails_its_request_alone(guided: Guided, monkeypatch: pytest.MonkeyPatch) -> None:
+    panicked: list[Guide] = []
+    took = Guide.took
+
+    def panics(guide: Guide) -> None:
+        if guide.length == 3 + 2 and not panicked:
+            panicked.append(guide)
+            raise PanicException
+        took(guide)
+
+    monkeypatch.setattr(Guide, "took", panics)
+    fails_alone_at_its_third_token(guided)
+
+
+def fails_alone_at_its_third_token(guided: Guided) -> None:
+    """One of four answers does, and the other three are whole."""
+    asked = [guided.ask(Grammar.regex("[a-z]{12} [a-z]{12}"), ignore_eos=True) for _ in range(4)]
+    guided.compile(asked)
+    ended = guided.run(asked)
+    failed = [done for done in ended if done.error]
+    assert [done.error.code for done in failed if done.error] == ["grammar_too_complex"]
+    assert len(failed[0].token_ids) in (2, 3)
+    assert all(re.fullmatch("[a-z]{12} [a-z]{12}", guided.text(done)) for done in ended if not done.error)
 
 
 def test_a_grammar_that_would_take_for_ever_fails_alone_in_its_time(guided: Guided) -> None:
