@@ -394,9 +394,12 @@ class Worker:
             log.warning("giving back %d jobs whose results the results store has not taken", len(unkept))
             self._attempts.give_back_ended(unkept)
             self._turn_while(lambda: self._attempts, ABORT_S)
-        # What Postgres or Kafka has not taken by now stays as a death would leave it, and its offset is not committed.
-        if left := len(self._attempts) + self._outcomes.writing:
-            log.warning("Postgres does not take how %d jobs ended: they will run again", left)
+        # What has not been let go or taken by now stays as a death would leave it, and its offset is not committed.
+        # Attempts that have left the engine, or never reached it, wait for Postgres as results do.
+        if hung := len(self._running):
+            log.warning("the engine does not let go of %d jobs: they will run again", hung)
+        if unwritten := len(self._attempts) - hung + self._outcomes.writing:
+            log.warning("Postgres does not take how %d jobs ended: they will run again", unwritten)
         if unconfirmed := self._outcomes.unconfirmed:
             log.warning("Kafka does not take %d records: they will be published again", unconfirmed)
         # 6. Commit and leave the groups, then let the engine go and say goodbye: _close, which a crash comes to also.

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from pipeline import Pipeline
 from standin import StandInEngine
 
+from headrace.engine.text import TextCompletion
 from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import CancelBatch, ErrorCode, topics
+from headrace.worker import worker as worker_module
 
 
 def assert_each_once(line: Pipeline, ids: set, published: int | None = None) -> None:
@@ -193,6 +196,29 @@ def test_a_clean_stop_gives_back_what_runs_and_another_worker_finishes_it(
     second.close()
 
     assert line.states() == {"succeeded": 16}
+    assert_each_once(line, ids)
+
+
+def test_what_a_hung_engine_does_not_let_go_of_at_a_stop_is_told_and_done_by_the_next_worker(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hung(StandInEngine):
+        def poll(self, timeout: float) -> list[TextCompletion]:
+            time.sleep(timeout)
+            return []
+
+    monkeypatch.setattr(worker_module, "ABORT_S", 0.5)
+    first = line.start_worker(Hung, grace_s=0.5, alive_s=2.0)
+    ids = {line.submit("x") for _ in range(3)}
+    line.flush()
+    line.wait_for(lambda: first.engines and len(first.engine.seen) == 3)
+    first.close()
+    assert "the engine does not let go of 3 jobs" in caplog.text
+    assert "does not take" not in caplog.text
+
+    second = line.start_worker()
+    line.wait_terminal(3)
+    second.close()
     assert_each_once(line, ids)
 
 
