@@ -17,12 +17,14 @@ class Announced:
     """A batch, as far as the control messages taken in tell of it.
 
     expected: how many records it has; of several counts the largest, since a file that grew is sent again. None until it
-    is closed. opened_ms: the time of the message that opened it.
+    is closed. submission: the sending that this count is of, the latest where several have the same; None where it has no
+    name. opened_ms: the time of the message that opened it.
     """
 
     def __init__(self, tenant: str, batch_id: str) -> None:
         self._address = tenant, batch_id
         self.expected: int | None = None
+        self.submission: str | None = None
         self.opened_ms: int | None = None
 
     def read(self, consumer: Consumer, starts: Sequence[TopicPartition]) -> list[TopicPartition]:
@@ -57,7 +59,8 @@ class Announced:
         if (control.tenant, control.batch_id) != self._address:
             return
         if isinstance(control, BatchClosed):
-            self.expected = max(self.expected or 0, control.expected)
+            if self.expected is None or control.expected >= self.expected:
+                self.expected, self.submission = control.expected, control.submission
         elif self.opened_ms is None:
             self.opened_ms = message.timestamp()[1]
 

@@ -124,18 +124,21 @@ class Client:
             metadata=dict(metadata or {}),
         )
 
+        submission = None if idempotency_key is None else str(uuid7())
+
         def reader() -> LineReader:
-            return LineReader(self.tenant, batch_id, idempotency_key, deadline, self._max_bytes)
+            return LineReader(self.tenant, batch_id, idempotency_key, deadline, self._max_bytes, submission)
 
         if strict:
             _check_ahead(jobs, reader())
         self._require(topic, self.topics.control)
         try:
             self._send_control(opened)
-            submission = self._send_jobs(jobs, topic, reader(), strict)
-            self._send_control(
-                BatchClosed(tenant=self.tenant, batch_id=batch_id, expected=submission.expected)
+            sent = self._send_jobs(jobs, topic, reader(), strict)
+            closed = BatchClosed(
+                tenant=self.tenant, batch_id=batch_id, expected=sent.expected, submission=submission
             )
+            self._send_control(closed)
         except BaseException:
             self._outbox.drop()
             self._outbox = Outbox(self._kafka)
@@ -143,7 +146,7 @@ class Client:
                 with suppress(DeliveryFailed):
                     self._send_control(CancelBatch(tenant=self.tenant, batch_id=batch_id), _CANCEL_S)
             raise
-        return submission
+        return sent
 
     def cancel_batch(self, batch_id: str) -> None:
         """End the jobs of a batch that have not ended, and those still to come."""
@@ -166,15 +169,15 @@ class Client:
     ) -> Iterator[JobResult]:
         """Results of a batch as they come, each (id, run) once, from the batch's opening on.
 
-        Ends when the batch is closed and as many of its records have ended as were sent; or when nothing has come for
-        ``idle_timeout`` seconds. A result too large for a message is read from the results store; one that cannot be
+        Ends when the batch is closed and as many of its lines have ended as were sent; or when nothing has come for
+        ``idle_timeout`` seconds. Of a batch sent several times under its idempotency key each line counts once, and the
+        largest number holds. Given the Submission, it also waits for each of its jobs. A result too large for a message is read from the results store; one that cannot be
         read there comes as it was published, with ``result_ref`` instead of its answers. Raises BrokerUnreachable and
         TopicMissing.
         """
-        batch_id = batch if isinstance(batch, str) else batch.batch_id
-        return map(
-            self._whole, Follower(self._kafka, self.topics, self.tenant, batch_id).results(idle_timeout)
-        )
+        batch_id, ids = (batch, []) if isinstance(batch, str) else (batch.batch_id, batch.ids)
+        follower = Follower(self._kafka, self.topics, self.tenant, batch_id, ids)
+        return map(self._whole, follower.results(idle_timeout))
 
     def _whole(self, result: JobResult) -> JobResult:
         reference = result.result_ref

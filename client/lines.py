@@ -64,7 +64,7 @@ class LineReader:
 
     A line is never changed: what it does not say itself (tenant, batch, job id, deadline) goes along as headers. With
     an ``idempotency_key`` a line's job id is made of that and its custom id (else its number), so that submitting the
-    same lines again gives the same jobs.
+    same lines again gives the same jobs; ``submission``, a name that no other sending has, then tells this one from others.
     """
 
     tenant: str
@@ -72,6 +72,7 @@ class LineReader:
     idempotency_key: str | None = None
     deadline: datetime | None = None
     max_bytes: int = 900_000
+    submission: str | None = None
     _times_named: Counter[str] = field(default_factory=Counter)
     # Of each job the content's hash and the number of its first line.
     _first_of: dict[UUID, tuple[bytes, int]] = field(default_factory=dict)
@@ -80,6 +81,10 @@ class LineReader:
         """The record for ``line``, the ``number``-th of the batch."""
         value, headers = to_bytes(line), self._headers()
         envelope, problem = self._check(value, headers, number)
+        # The second job of a name is a line of its own, which the first one's job does not end.
+        second = problem is not None and problem.code is ErrorCode.DUPLICATE_JOB_ID
+        if self.submission is not None and not second:
+            headers.append((topics.SUBMISSION, self.submission.encode()))
         key = None if envelope is None or envelope.id == _UNNAMED else envelope.id
         return Outgoing(key, str(key or uuid7()).encode(), value, headers, problem)
 

@@ -1,6 +1,7 @@
 """Following a batch with nothing but Kafka: its results, and the word that there are no more."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
 from time import monotonic
@@ -13,8 +14,9 @@ from headrace.client.announced import Announced
 from headrace.client.heard import Heard
 from headrace.client.readback import Place, place_of
 from headrace.client.reading import PATIENCE_S, next_messages, partitions, properties, raise_if_final
-from headrace.schemas import JobResult, Topics, UnreadableResult, dead_letter_source
+from headrace.schemas import JobResult, Topics, UnreadableResult, dead_letter_source, named_key
 from headrace.schemas import topics as names
+from headrace.schemas.envelope import submission_of
 from headrace.schemas.errors import ErrorCode, Outcome
 from headrace.schemas.kafka_headers import headers_of
 
@@ -27,17 +29,26 @@ class Follower:
     """Reads three topics side by side: results, dead letters (records that never became jobs) and control messages.
 
     It belongs to no consumer group's rota: it reads every partition, commits nothing, and disturbs nobody.
+
+    A line of the batch has ended when its job has a result, or when its record was rejected and no job of the batch stands
+    for it. What was rejected of another sending than the one that the batch's count is of was sent again, and does not count.
+
+    ids: jobs that are waited for besides, whatever the count says.
     """
 
-    def __init__(self, kafka: Mapping[str, Any], topics: Topics, tenant: str, batch_id: str) -> None:
+    def __init__(
+        self, kafka: Mapping[str, Any], topics: Topics, tenant: str, batch_id: str, ids: Iterable[UUID] = ()
+    ) -> None:
         self._heard = Heard()
         self._config = properties(kafka, self._heard, f"headrace-follow-{uuid4()}")
         self._topics = topics
+        self._tenant = tenant
         self._address = tenant.encode(), batch_id.encode()
         self._announced = Announced(tenant, batch_id)
         self._runs: set[tuple[UUID, int]] = set()
         self._ids: set[UUID] = set()
-        self._rejected: set[bytes | Place] = set()
+        self._rejected: defaultdict[str | None, set[UUID | Place]] = defaultdict(set)  # by their sending
+        self._left = set(ids)
 
     def results(self, idle_timeout: float | None) -> Iterator[JobResult]:
         """New results until the batch is complete, or none came for ``idle_timeout`` seconds."""
@@ -59,7 +70,13 @@ class Follower:
     @property
     def _complete(self) -> bool:
         expected = self._announced.expected
-        return expected is not None and len(self._ids) + len(self._rejected) >= expected
+        return expected is not None and not self._left and len(self._ids) + self._lines_rejected() >= expected
+
+    def _lines_rejected(self) -> int:
+        """How many lines ended without a job: of the sending that counts, and of records that name none."""
+        counted = self._announced.submission
+        sendings = list(self._rejected) if counted is None else [None, counted]
+        return len(set().union(*(self._rejected[name] for name in sendings)) - self._ids)
 
     def _ended_since_opening(self, consumer: Consumer) -> list[TopicPartition]:
         """Where results and dead letters of the batch may begin."""
@@ -107,28 +124,39 @@ class Follower:
             return None
         self._runs.add((result.id, result.run))
         self._ids.add(result.id)
+        self._left.discard(result.id)
         return result
 
     def _take_dead_letter(self, message: Message) -> None:
-        """A letter may be there twice, so what counts is which line it was, else where its record came from.
+        """A letter may be there twice, so what counts is the job that was not to be, else where its record came from.
 
-        The client names the lines that name themselves in no way when it sends them under an idempotency key. One of those
-        that is refused as a duplicate is a line sent again, changed: its job is there already. A second job of a name that
-        stands in the line is a line of its own.
+        The client names all lines that it sends under an idempotency key. A duplicate of a job of the same batch is a line
+        sent again, changed: the job that came first ends it. A second job of a name that stands in the line is a line of
+        its own.
         """
         headers = headers_of(message)
         named = dict(headers)
         code = named.get(names.DEAD_CODE)
         if code not in _REJECTING:
             return
-        line = named.get(names.JOB_ID)
-        if line is not None:
-            if code != ErrorCode.DUPLICATE_JOB_ID.encode():
-                self._rejected.add(line)
+        job_id, sending = named.get(names.JOB_ID), submission_of(headers)
+        duplicate = code == ErrorCode.DUPLICATE_JOB_ID.encode()
+        if duplicate and (job_id or sending) and named.get(names.DEAD_SAME_BATCH) != b"false":
             return
         source = dead_letter_source(headers)
-        self._rejected.add((source.topic, source.partition, source.offset) if source else place_of(message))
+        place = (source.topic, source.partition, source.offset) if source else place_of(message)
+        line = named_key(self._tenant, job_id.decode("utf-8", "replace")) if job_id else None
+        self._rejected[sending].add(line or place)
+        self._left.discard(_key(message))
 
     def _is_ours(self, message: Message) -> bool:
         headers = dict(headers_of(message))
         return (headers.get(names.TENANT, b"default"), headers.get(names.BATCH_ID)) == self._address
+
+
+def _key(message: Message) -> UUID | None:
+    """The id of the job that a record is of, which is its key as the client sends it."""
+    try:
+        return UUID((message.key() or b"").decode())
+    except ValueError:
+        return None

@@ -29,12 +29,16 @@ FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[], %s::te
 WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batches.opened_at IS NULL
 """
 
-# The largest count holds, in whatever order they come: a file that has grown is sent again under its idempotency key.
+# The largest count holds, in whatever order they come: a file that has grown is sent again under its idempotency key. Of
+# equal ones the latest sending holds, which has sent again what was rejected of the earlier ones.
 _CLOSE = """
-UPDATE batches SET expected = said.expected, closed_at = coalesce(said.closed_at, now())
-FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::timestamptz[]) AS said (tenant, batch_id, expected, closed_at)
+UPDATE batches SET expected = said.expected, submission = said.submission,
+    closed_at = CASE WHEN batches.expected = said.expected THEN batches.closed_at ELSE coalesce(said.closed_at, now()) END
+FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::timestamptz[], %s::text[])
+    AS said (tenant, batch_id, expected, closed_at, submission)
 WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id
-    AND (batches.closed_at IS NULL OR batches.expected < said.expected)
+    AND (batches.closed_at IS NULL OR batches.expected < said.expected
+         OR (batches.expected = said.expected AND batches.submission <> said.submission))
 """
 
 _CANCEL = """
@@ -52,8 +56,8 @@ IS_CANCELLED = """
 def apply(cursor: Rows, messages: Sequence[ControlMessage]) -> None:
     """Take note of the messages."""
     opened = _each_once(m for m in messages if isinstance(m, BatchOpened))
-    closings = [m for m in messages if isinstance(m, BatchClosed)]
-    closed = _each_once(sorted(closings, key=lambda m: m.expected, reverse=True))
+    latest_first = [m for m in reversed(messages) if isinstance(m, BatchClosed)]
+    closed = _each_once(sorted(latest_first, key=lambda m: m.expected, reverse=True))
     cancels = sorted({_target(m) for m in messages if isinstance(m, CancelJob | CancelBatch)})
     if opened or closed:
         cursor.execute(_NAME, columns(sorted({key for key, _ in (*opened, *closed)})))
@@ -61,7 +65,8 @@ def apply(cursor: Rows, messages: Sequence[ControlMessage]) -> None:
         lines = [(*key, m.opened_at, m.expires_at, *_texts(m)) for key, m in opened]
         cursor.execute(_OPEN, columns(lines))
     if closed:
-        cursor.execute(_CLOSE, columns((*key, m.expected, m.closed_at) for key, m in closed))
+        counts = [(*key, m.expected, m.closed_at, m.submission) for key, m in closed]
+        cursor.execute(_CLOSE, columns(counts))
     if cancels:
         cursor.execute(_CANCEL, columns(cancels))
 

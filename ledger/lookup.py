@@ -16,7 +16,8 @@ from headrace.ledger.rows import JobRow, StoredJob
 # or gives no sign of life. Only running jobs and those that ran before have attempts worth looking at.
 _LOOKUP = f"""
 SELECT asked.id, jobs.state, jobs.run, jobs.attempt, jobs.content_sha, {IS_CANCELLED.format(job="asked")},
-       past.live_elsewhere, past.suspect, past.deaths_alone, past.group_size, results.body::text, batches.expires_at
+       past.live_elsewhere, past.suspect, past.deaths_alone, past.group_size, results.body::text, batches.expires_at,
+       jobs.tenant = asked.tenant AND jobs.batch_id IS NOT DISTINCT FROM asked.batch_id
 FROM unnest(%(ids)s::uuid[], %(tenants)s::text[], %(batches)s::text[]) AS asked (id, tenant, batch_id)
 LEFT JOIN batches USING (tenant, batch_id)
 LEFT JOIN jobs ON jobs.id = asked.id AND {within("jobs")}
@@ -65,6 +66,7 @@ def _stored(
     group_size: int | None,
     body: str | None,
     expires_at: Any,
+    same_batch: bool | None,
 ) -> StoredJob:
     return StoredJob(
         id=id,
@@ -79,4 +81,5 @@ def _stored(
         group_size=group_size or 0,
         result=None if body is None else body.encode(),
         expires_at=expires_at,
+        same_batch=bool(same_batch),
     )

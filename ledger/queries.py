@@ -91,11 +91,13 @@ def ended_page(
 
 
 def rejections(cursor: Rows, tenant: str, batch_id: str) -> list[RejectionRow]:
-    """The batch's rejected records, in source order."""
+    """The batch's rejected records, in source order: of several sendings those of the one that its count is of."""
     named = cursor.connection.cursor(row_factory=kwargs_row(RejectionRow))
     named.execute(
-        "SELECT src_topic, src_partition, src_offset, tenant, code, message, batch_id, custom_id, run"
-        " FROM rejections WHERE tenant = %s AND batch_id = %s AND NOT reopened ORDER BY src_topic, src_partition, src_offset",
+        "SELECT src_topic, src_partition, src_offset, tenant, code, message, batch_id, custom_id, run, r.submission, same_batch"
+        " FROM rejections r LEFT JOIN batches b USING (tenant, batch_id)"
+        " WHERE tenant = %s AND batch_id = %s AND NOT reopened AND (r.submission = b.submission) IS NOT FALSE"
+        " ORDER BY src_topic, src_partition, src_offset",
         (tenant, batch_id),
     )
     return named.fetchall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from uuid import UUID
 
 from headrace.ledger.counters import RETURNING, SUMMARY, Tally, changes
 from headrace.ledger.database import Rows
@@ -20,17 +21,21 @@ _INSERT = f"WITH changed AS ({insert_absent()} {RETURNING}) {SUMMARY}"
 
 # The same id, other content: whoever came first keeps it.
 _DUPLICATES = f"""
-SELECT incoming.id FROM incoming JOIN jobs ON jobs.id = incoming.id AND {within("jobs")}
+SELECT incoming.id, jobs.tenant = incoming.tenant AND jobs.batch_id IS NOT DISTINCT FROM incoming.batch_id
+FROM incoming JOIN jobs ON jobs.id = incoming.id AND {within("jobs")}
 WHERE jobs.content_sha <> incoming.content_sha
 """
 
 # A rejection that was taken back may come again, in the run that it was taken back for.
 _REJECT = """
-INSERT INTO rejections (src_topic, src_partition, src_offset, tenant, batch_id, custom_id, code, message, run)
-SELECT * FROM unnest(%s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[])
+INSERT INTO rejections (src_topic, src_partition, src_offset, tenant, batch_id, custom_id, code, message, run, submission,
+    same_batch)
+SELECT * FROM unnest(%s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[],
+    %s::text[], %s::boolean[])
 ON CONFLICT (src_topic, src_partition, src_offset) DO UPDATE SET
     tenant = excluded.tenant, batch_id = excluded.batch_id, custom_id = excluded.custom_id,
-    code = excluded.code, message = excluded.message, rejected_at = now(), reopened = false
+    code = excluded.code, message = excluded.message, rejected_at = now(), reopened = false,
+    submission = excluded.submission, same_batch = excluded.same_batch
 WHERE rejections.reopened AND rejections.run = excluded.run
 RETURNING src_topic, src_partition, src_offset
 """
@@ -44,8 +49,9 @@ def record(cursor: Rows, jobs: Sequence[JobRow]) -> int:
     tally.inserted(inserted)
     new = sum(change.jobs for change in inserted)
     if new < len(jobs):
-        duplicates = {id for (id,) in cursor.execute(_DUPLICATES, days)}
-        _insert_rejections(cursor, [duplicate(job) for job in jobs if job.id in duplicates], tally)
+        first: dict[UUID, bool] = dict(cursor.execute(_DUPLICATES, days).fetchall())
+        duplicates = [duplicate(job, same_batch=first[job.id]) for job in jobs if job.id in first]
+        _insert_rejections(cursor, duplicates, tally)
     tally.write(cursor)
     return new
 
@@ -64,7 +70,17 @@ def _insert_rejections(cursor: Rows, rejections: Sequence[RejectionRow], tally: 
         return 0
     take_back(cursor, by_source.values(), tally)
     values = [
-        (*source, row.tenant, row.batch_id, row.custom_id, str(row.code), row.message, row.run)
+        (
+            *source,
+            row.tenant,
+            row.batch_id,
+            row.custom_id,
+            str(row.code),
+            row.message,
+            row.run,
+            row.submission,
+            row.same_batch,
+        )
         for source, row in sorted(by_source.items())
     ]
     new = [by_source[source] for source in cursor.execute(_REJECT, columns(values)).fetchall()]
@@ -84,6 +100,7 @@ def rejection(job: JobRow, code: ErrorCode, message: str) -> RejectionRow:
         job.batch_id,
         job.custom_id,
         job.run,
+        job.submission,
     )
 
 
@@ -98,6 +115,6 @@ def cleaned(row: RejectionRow) -> RejectionRow:
     )
 
 
-def duplicate(job: JobRow) -> RejectionRow:
-    """The second job of one id, with other content than the first."""
-    return rejection(job, ErrorCode.DUPLICATE_JOB_ID, DUPLICATE)
+def duplicate(job: JobRow, same_batch: bool) -> RejectionRow:
+    """The second job of one id, with other content than the first. same_batch: both are of one batch."""
+    return replace(rejection(job, ErrorCode.DUPLICATE_JOB_ID, DUPLICATE), same_batch=same_batch)

@@ -34,6 +34,7 @@ from headrace.schemas import (
     parse_envelope,
     source_of,
 )
+from headrace.schemas.envelope import submission_of
 from headrace.schemas.kafka_headers import headers_of
 from headrace.schemas.kafka_properties import for_consumer
 
@@ -196,19 +197,20 @@ class Recorder:
                     bulk.control.append(parse_control(message.value()))
                 else:
                     envelope = parse_envelope(message.value(), headers, source)
-                    bulk.jobs.append(self._job(envelope, source))
+                    bulk.jobs.append(self._job(envelope, source, submission_of(headers)))
             except Unparsable as error:
-                bulk.rejections.append(_rejection(error, source))
+                bulk.rejections.append(_rejection(error, source, submission_of(headers)))
             except Exception as error:
                 # A defect of ours. It must cost this record and not the recorder, which would meet it again and again.
                 kafka_log.unread(topic, partition, offset, error)
                 why = f"reading the record failed with {type(error).__name__}"
-                bulk.rejections.append(_rejection(Unparsable(ErrorCode.INTERNAL_ERROR, why), source))
+                unread = Unparsable(ErrorCode.INTERNAL_ERROR, why)
+                bulk.rejections.append(_rejection(unread, source, submission_of(headers)))
         return bulk
 
-    def _job(self, envelope: Envelope, source: Source) -> JobRow:
+    def _job(self, envelope: Envelope, source: Source, submission: str | None) -> JobRow:
         *pool, tier = source.topic.removeprefix(self._jobs_prefix).split(".")
-        return JobRow.of(envelope, source, tier, pool[0] if pool else "default")
+        return JobRow.of(envelope, source, tier, pool[0] if pool else "default", submission)
 
     def _take_status(self, consumer: Consumer) -> None:
         now = time.monotonic()
@@ -227,7 +229,7 @@ def _behind(consumer: Consumer, at: TopicPartition) -> int:
     return max(0, ends[1] - at.offset) if ends is not None and at.offset >= 0 else 0
 
 
-def _rejection(error: Unparsable, source: Source) -> RejectionRow:
+def _rejection(error: Unparsable, source: Source, submission: str | None) -> RejectionRow:
     return RejectionRow(
         source.topic,
         source.partition,
@@ -238,6 +240,7 @@ def _rejection(error: Unparsable, source: Source) -> RejectionRow:
         error.batch_id,
         error.custom_id,
         source.run,
+        submission,
     )
 
 

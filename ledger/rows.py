@@ -20,6 +20,7 @@ class JobRow:
     """A job as it was submitted: what the recorder and the workers both know of it.
 
     `run` is the one that its record asks for: 1, or the next for a record that was sent again (see `reopen`).
+    `submission` is which sending of its batch the record is of; it is not kept, but goes with a rejection.
     """
 
     id: UUID
@@ -37,9 +38,12 @@ class JobRow:
     model: str | None = None
     deadline: datetime | None = None
     run: int = 1
+    submission: str | None = None
 
     @classmethod
-    def of(cls, envelope: Envelope, source: Source, tier: str, pool: str) -> JobRow:
+    def of(
+        cls, envelope: Envelope, source: Source, tier: str, pool: str, submission: str | None = None
+    ) -> JobRow:
         """The row of a record that was read in full or only as an envelope."""
         return cls(
             id=envelope.id,
@@ -57,6 +61,7 @@ class JobRow:
             model=envelope.model,
             deadline=envelope.deadline,
             run=source.run,
+            submission=submission,
         )
 
 
@@ -66,6 +71,9 @@ class RejectionRow:
 
     Its key is where it came from, so the recorder and a worker may both report it and it counts once. `run` is as for
     a job: a record that was rejected and sent again is rejected anew only in that run.
+
+    `submission` is which sending of its batch the record is of, where it says so; `same_batch` says of a duplicate that
+    the job which came first is of the same batch, and so ends in it.
     """
 
     src_topic: str
@@ -77,6 +85,8 @@ class RejectionRow:
     batch_id: str | None = None
     custom_id: str | None = None
     run: int = 1
+    submission: str | None = None
+    same_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +135,8 @@ class StoredJob:
     `state` is None where the job has no row yet. `suspect` counts the attempts of this run whose worker or engine
     died, `deaths_alone` those among them that ran alone, `group_size` the smallest group set apart that died with
     it (0: none was set apart). `live_elsewhere` means another live worker holds an open attempt. `result` is the
-    encoded JobResult of a terminal job, `expires_at` its batch's deadline for jobs that have none.
+    encoded JobResult of a terminal job, `expires_at` its batch's deadline for jobs that have none. `same_batch`: the
+    row is of the batch that was asked about.
     """
 
     id: UUID
@@ -140,6 +151,7 @@ class StoredJob:
     group_size: int = 0
     result: bytes | None = None
     expires_at: datetime | None = None
+    same_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +194,7 @@ class BatchState(enum.StrEnum):
     CLOSED = "closed"
     CANCELLING = "cancelling"
     COMPLETE = "complete"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +233,11 @@ class BatchProgress:
     def complete(self) -> bool:
         """Closed, every expected record is terminal or rejected, and no job is left."""
         return self.state is BatchState.COMPLETE
+
+    @property
+    def over(self) -> bool:
+        """Complete, or cancelled before anything closed it, with no job left."""
+        return self.state in (BatchState.COMPLETE, BatchState.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ batches = Table(
         server_default=text("now()"),
         comment="when it was last heard of, by the database's clock",
     ),
+    Column("submission", Text, comment="the sending that it expects its records of, where that has a name"),
     PrimaryKeyConstraint("tenant", "batch_id"),
     Index(None, "said_at"),
 )
@@ -196,6 +197,14 @@ rejections = Table(
         nullable=False,
         server_default=text("false"),
         comment="its record was sent again, for this run: it does not count",
+    ),
+    Column("submission", Text, comment="which sending of its batch the record is of, where it says so"),
+    Column(
+        "same_batch",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="of a duplicate: the job that came first is of this batch, and ends in it",
     ),
     PrimaryKeyConstraint("src_topic", "src_partition", "src_offset"),
     Index(None, "tenant", "batch_id"),

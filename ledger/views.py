@@ -13,17 +13,26 @@ FROM jobs LEFT JOIN results ON results.id = jobs.id AND results.run = jobs.run
 """
 
 # A batch waits for each of its jobs, also where its producer has said fewer so far (a file that has grown and is sent
-# again), or where records beyond the count were rejected (a file that has changed and is sent again). Whatever counts something against a batch also makes sure that it has a row in `batches` (see `counters`).
+# again), or where records beyond the count were rejected (a file that has changed and is sent again).
+#
+# Rejected records of another sending than the one that its count is of stand for nothing: each line was sent again
+# (`earlier`). Those of a line whose job is there with other content are shown, but that job is how the line ends (`changed`).
+# Both need a look at the rejections themselves, of which most batches have none.
+#
+# A batch that nothing closed can be no more than `cancelled`: how much is still to come is not known.
+#
+# Whatever counts something against a batch also makes sure that it has a row in `batches` (see `counters`).
 BATCH_PROGRESS = """
 SELECT b.tenant, b.batch_id,
-       CASE WHEN b.closed_at IS NOT NULL AND c.terminal + c.rejected >= b.expected
+       CASE WHEN b.closed_at IS NOT NULL AND c.terminal + c.rejected - r.earlier - r.changed >= b.expected
                  AND c.submitted = c.terminal THEN 'complete'
             WHEN EXISTS (SELECT FROM cancels x
-                         WHERE x.tenant = b.tenant AND x.kind = 'batch' AND x.target = b.batch_id) THEN 'cancelling'
+                         WHERE x.tenant = b.tenant AND x.kind = 'batch' AND x.target = b.batch_id)
+            THEN CASE WHEN b.closed_at IS NULL AND c.submitted = c.terminal THEN 'cancelled' ELSE 'cancelling' END
             WHEN b.closed_at IS NOT NULL THEN 'closed'
             ELSE 'open' END AS state,
        b.expected, c.submitted, c.submitted - c.running - c.terminal AS queued, c.running,
-       c.succeeded, c.failed, c.cancelled, c.expired, c.rejected,
+       c.succeeded, c.failed, c.cancelled, c.expired, c.rejected - r.earlier AS rejected,
        c.prompt_tokens, c.cached_tokens, c.completion_tokens,
        b.opened_at, b.closed_at
 FROM batches b CROSS JOIN LATERAL (
@@ -36,7 +45,12 @@ FROM batches b CROSS JOIN LATERAL (
            coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens,
            coalesce(sum(completion_tokens), 0)::bigint AS completion_tokens
     FROM batch_counts WHERE tenant = b.tenant AND batch_id = b.batch_id
-) c
+) c CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE submission <> b.submission) AS earlier,
+           count(*) FILTER (WHERE same_batch AND (submission = b.submission) IS NOT FALSE) AS changed
+    FROM rejections
+    WHERE c.rejected > 0 AND tenant = b.tenant AND batch_id = b.batch_id AND submission IS NOT NULL AND NOT reopened
+) r
 """
 
 TIER_BACKLOG = """

@@ -90,6 +90,10 @@ class BatchClosed(_AboutBatch):
         ge=0, lt=2**63, description="a whole number, 0 or more; how many records were sent for the batch"
     )
     closed_at: Time | None = Field(default=None, description=TIME)
+    submission: Name | None = Field(
+        default=None,
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; the {topics.SUBMISSION} header of the records just sent",
+    )
 
 
 class CancelBatch(_AboutBatch):

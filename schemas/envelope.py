@@ -163,6 +163,14 @@ def _from_headers(headers: Headers) -> tuple[dict[str, str], list[str]]:
     return fields, unreadable
 
 
+def submission_of(headers: Headers) -> str | None:
+    """Which sending of its batch a record says that it is of, if any."""
+    for name, value in headers or ():
+        if name == topics.SUBMISSION and value:
+            return clean_text(value.decode("utf-8", "replace"))[:MAX_ID_CHARS]
+    return None
+
+
 def _addressed(error: Unparsable, fields: dict[str, Any]) -> Unparsable:
     return Unparsable(
         error.code,

@@ -21,6 +21,10 @@ FIELD_HEADERS = {
     DEADLINE: "deadline",
 }
 
+# On the lines of a batch that is sent under an idempotency key: which sending of it they are of. The message that closes the
+# batch names it too, so that what another sending had rejected need not count.
+SUBMISSION = "headrace-submission"
+
 # On a record sent once more: which run of its job it asks for, and the place (partition/offset/timestamp in its topic)
 # of the record that it repeats.
 RUN = "headrace-run"
@@ -35,7 +39,18 @@ DEAD_TIMESTAMP = "headrace-dead-timestamp"
 DEAD_RUN = "headrace-dead-run"
 DEAD_CODE = "headrace-dead-code"
 DEAD_MESSAGE = "headrace-dead-message"
-DEAD_HEADERS = (DEAD_TOPIC, DEAD_PARTITION, DEAD_OFFSET, DEAD_TIMESTAMP, DEAD_RUN, DEAD_CODE, DEAD_MESSAGE)
+# Of a duplicate_job_id, "true" or "false": whether the job that came first is of the same batch, and so ends in it.
+DEAD_SAME_BATCH = "headrace-dead-same-batch"
+DEAD_HEADERS = (
+    DEAD_TOPIC,
+    DEAD_PARTITION,
+    DEAD_OFFSET,
+    DEAD_TIMESTAMP,
+    DEAD_RUN,
+    DEAD_CODE,
+    DEAD_MESSAGE,
+    DEAD_SAME_BATCH,
+)
 
 JSON = b"application/json"
 

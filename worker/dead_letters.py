@@ -1,7 +1,7 @@
 """What the dead-letter topic holds: the record as it came, byte for byte, and why it is there."""
 
 from headrace.ledger import JobRow, RejectionRow
-from headrace.schemas import topics
+from headrace.schemas import ErrorCode, topics
 from headrace.worker.consumer import Delivery
 from headrace.worker.job import source_of_delivery
 from headrace.worker.publisher import Headers, Publication
@@ -32,6 +32,8 @@ def dead_letter(
         (topics.DEAD_CODE, code.encode()),
         (topics.DEAD_MESSAGE, message[:MOST_MESSAGE_CHARS].encode("utf-8", "replace")),
     ]
+    if isinstance(row, RejectionRow) and code == ErrorCode.DUPLICATE_JOB_ID:
+        why.append((topics.DEAD_SAME_BATCH, b"true" if row.same_batch else b"false"))
     own = {name for name, _ in delivery.headers}
     names = ((topics.TENANT, row.tenant), (topics.BATCH_ID, row.batch_id), (topics.CUSTOM_ID, row.custom_id))
     whose: Headers = [(name, text.encode()) for name, text in names if text is not None and name not in own]

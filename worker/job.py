@@ -18,6 +18,7 @@ from headrace.schemas import (
     parse_job,
     source_of,
 )
+from headrace.schemas.envelope import submission_of
 from headrace.worker import translate
 from headrace.worker.consumer import Delivery
 
@@ -138,8 +139,9 @@ def reject(
     tenant: str = "default",
     batch_id: str | None = None,
     custom_id: str | None = None,
+    same_batch: bool = False,
 ) -> Rejection:
-    """The rejection of one record."""
+    """The rejection of one record. same_batch: of a duplicate, whether the job that came first is of its batch."""
     source = source_of_delivery(delivery)
     row = RejectionRow(
         source.topic,
@@ -151,6 +153,8 @@ def reject(
         batch_id,
         custom_id,
         source.run,
+        submission_of(delivery.headers),
+        same_batch,
     )
     return Rejection(delivery, row)
 

@@ -87,11 +87,12 @@ class Outcomes:
         """The job is cancelled or expired."""
         self._end(job, self._unsuccessful(job, state, VERDICTS[state]))
 
-    def reject(self, job: Job, code: ErrorCode, message: str) -> None:
-        """No job after all: each of its records is rejected at its own place."""
+    def reject(self, job: Job, code: ErrorCode, message: str, *, same_batch: bool = False) -> None:
+        """No job after all: each of its records is rejected at its own place. same_batch: see `RejectionRow`."""
         row = job.row
         for delivery in self._held.drop(job):
-            self.reject_record(reject(delivery, code, message, row.tenant, row.batch_id, row.custom_id))
+            whose = row.tenant, row.batch_id, row.custom_id
+            self.reject_record(reject(delivery, code, message, *whose, same_batch))
 
     def reject_record(self, rejection: Rejection) -> None:
         """The record is no job."""

@@ -243,7 +243,8 @@ class Worker:
             job.deadline_s = stored.expires_at.timestamp()
             self._watch_deadline(job)
         if stored.content_sha not in (None, job.row.content_sha):
-            self._outcomes.reject(job, ErrorCode.DUPLICATE_JOB_ID, DUPLICATE)
+            code = ErrorCode.DUPLICATE_JOB_ID
+            self._outcomes.reject(job, code, DUPLICATE, same_batch=stored.same_batch)
         elif stored.state is not None and stored.state.terminal:
             self._outcomes.publish_stored(job, stored)
         elif job.revoked:

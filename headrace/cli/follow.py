@@ -32,8 +32,8 @@ class Promise:
         self._asked = False
 
     def kept(self, batch: "BatchProgress | None") -> bool:
-        """Whether the batch, just looked at, is complete, and not as it was before a file that has grown was sent again."""
-        if batch is None or not batch.complete or (batch.expected or 0) < self.expected:
+        """Whether the batch, just looked at, is over, and not as it was before a file that has grown was sent again."""
+        if batch is None or not batch.over or (batch.expected or 0) < self.expected:
             self._asked = False
             return False
         if self._asked or self._announced is None:
@@ -53,7 +53,7 @@ def follow(
     quiet: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> "BatchProgress | None":
-    """Return the batch once it is complete, or as it is when ``stop`` is set.
+    """Return the batch once it is over, or as it is when ``stop`` is set.
 
     promise: what the batch is to have at least, where the recorder may not have read it yet. meanwhile is called at each
     look, and may raise.

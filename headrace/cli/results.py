@@ -100,19 +100,23 @@ class Lines:
 def write_results(
     ledger: "Ledger", tenant: str, batch_id: str, lines: Lines, *, promise: Promise | None, stop: Event
 ) -> int:
-    """Write what there is; with a ``promise`` go on until the batch is complete. Returns the number of lines."""
+    """Write what there is; with a ``promise`` go on until the batch is over. Returns the number of lines."""
     # Jobs do not end in the order of their ids, so each look reads all pages again; `written` costs one id a job.
     written: set[UUID | tuple[str, int, int]] = set()
+    seen: tuple[int, ...] = ()
     while True:
         began = time.monotonic()
         batch = ledger.batch(tenant, batch_id)  # before the results: a complete batch has them all
-        if batch is not None and batch.done > len(written):
+        # Not their number alone: a line that was rejected may be mended, sent again, and end as a job.
+        ended = () if batch is None else (batch.done, batch.rejected)
+        if ended != seen:
             _write_new(ledger, tenant, batch_id, lines, written, stop)
+            seen = ended
         looked = time.monotonic() - began
         if promise is None or stop.is_set() or promise.kept(batch):
             return len(written)
-        complete = batch is not None and batch.complete  # one more look, at counters alone
-        stop.wait(POLL_S if complete else max(POLL_S, 5 * looked))
+        over = batch is not None and batch.over  # one more look, at counters alone
+        stop.wait(POLL_S if over else max(POLL_S, 5 * looked))
 
 
 def write_result(ledger: "Ledger", id: UUID, lines: Lines, *, follow: bool, stop: Event) -> int:

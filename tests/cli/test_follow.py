@@ -1,13 +1,11 @@
 """Watching a batch: until it is complete, or until somebody has seen enough."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from pipeline import QUICK_GROUP, Pipeline, pipeline
+from pipeline import pipeline, recording
 from typer.testing import CliRunner
 from waiting import eventually
 
@@ -16,7 +14,6 @@ from headrace.cli import follow as module
 from headrace.cli.follow import Promise, follow
 from headrace.client import Client
 from headrace.ledger import BatchProgress, BatchState
-from headrace.ledger.recorder import Recorder
 
 
 class Growing:
@@ -122,20 +119,6 @@ def test_what_is_recorded_just_before_the_question_is_waited_for() -> None:
     batch = follow(ledger, "default", "b", Event(), promise=Promise(announced=announced), quiet=True)  # type: ignore[arg-type]
     assert batch is not None
     assert batch.succeeded == 8
-
-
-@contextmanager
-def recording(made: Pipeline) -> Iterator[None]:
-    """A recorder while the block runs."""
-    stop = Event()
-    recorder = Recorder(made.bootstrap, made.topics, made.ledger, kafka=QUICK_GROUP)
-    thread = Thread(target=recorder.run, args=(stop,), name="recorder")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(120)
 
 
 @pytest.mark.timeout(600)

@@ -337,6 +337,92 @@ def test_following_counts_no_line_of_a_changed_file_that_was_sent_again(installa
         assert [result.id for result in following] == sent.ids[1:]
 
 
+def reject(installation: Installation, message: Message, code: str, **headers: bytes) -> None:
+    """Play the worker that rejects a record."""
+    more = [(names.DEAD_CODE, code.encode())] + [
+        (getattr(names, name), value) for name, value in headers.items()
+    ]
+    place = [
+        (names.DEAD_TOPIC, (message.topic() or "").encode()),
+        (names.DEAD_PARTITION, b"%d" % (message.partition() or 0)),
+        (names.DEAD_OFFSET, b"%d" % (message.offset() or 0)),
+        (names.DEAD_TIMESTAMP, b"%d" % message.timestamp()[1]),
+        (names.DEAD_RUN, b"1"),
+    ]
+    dead = installation.topics.dead
+    installation.send(
+        dead, message.key() or b"", message.value() or b"", [*(message.headers() or []), *place, *more]
+    )
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_following_a_batch_whose_lines_are_all_jobs_of_another_one_ends(
+    installation: Installation, by_name: bool
+) -> None:
+    with installation.client() as client:
+        first = client.submit([{"prompt": "a"}, {"prompt": "b"}], batch_id="first", idempotency_key="k")
+        second = client.submit([{"prompt": "a"}, {"prompt": "b"}], batch_id="second", idempotency_key="k")
+        assert second.ids == first.ids
+        for message in installation.read(installation.topics.jobs("standard"), 4):
+            if dict(message.headers() or [])[names.BATCH_ID] == b"second":
+                reject(installation, message, "duplicate_job_id", DEAD_SAME_BATCH=b"false")
+        assert list(client.follow_results("second" if by_name else second)) == []
+
+
+@pytest.mark.parametrize("mended", [{"prompt": "b"}, {"custom_id": "mended", "prompt": "b"}])
+def test_following_counts_a_bad_line_that_was_mended_and_sent_again_once(
+    installation: Installation, mended: Line
+) -> None:
+    lines: list[Line] = [{"prompt": "a"}, b"not json", {"prompt": "c"}]
+    with installation.client() as client:
+        client.submit(lines, idempotency_key="k")
+        sent = client.submit([lines[0], mended, lines[2]], idempotency_key="k")
+        for message in installation.read(installation.topics.jobs("standard"), 6):
+            if message.value() == b"not json":
+                reject(installation, message, "invalid_json")
+        installation.finish(sent, sent.ids[:2])
+        following = client.follow_results(sent.batch_id)
+        assert {next(following).id, next(following).id} == set(sent.ids[:2])
+        installation.finish(sent, sent.ids[2:])
+        assert [result.id for result in following] == sent.ids[2:]
+
+
+def test_following_a_larger_sending_still_counts_what_it_had_rejected(installation: Installation) -> None:
+    with installation.client() as client:
+        grown = client.submit([{"prompt": "a"}, b"not json"], idempotency_key="k")
+        client.submit([{"prompt": "a"}], idempotency_key="k")
+        for message in installation.read(installation.topics.jobs("standard"), 3):
+            if message.value() == b"not json":
+                reject(installation, message, "invalid_json")
+        installation.finish(grown, grown.ids)
+        assert [result.id for result in client.follow_results(grown)] == grown.ids
+
+
+def test_following_a_submission_waits_for_each_of_its_jobs(installation: Installation) -> None:
+    named = [{"custom_id": name, "prompt": name} for name in ("a", "b", "c")]
+    with installation.client() as client:
+        before = client.submit(named[:2], idempotency_key="k")
+        sent = client.submit(named[1:], idempotency_key="k")  # as many lines, one of them in another's place
+        installation.finish(before, before.ids)
+        following = client.follow_results(sent)
+        assert {next(following).id, next(following).id} == set(before.ids)
+        installation.finish(sent, sent.ids[1:])
+        assert [result.id for result in following] == sent.ids[1:]
+
+
+def test_following_counts_a_second_line_of_one_name_though_it_was_sent_under_a_key(
+    installation: Installation,
+) -> None:
+    with installation.client() as client:
+        lines = [{"job_id": "mine", "prompt": "a"}, {"job_id": "mine", "prompt": "b"}]
+        sent = client.submit(lines, idempotency_key="k")
+        for message in installation.read(installation.topics.jobs("standard"), 2):
+            if b'"b"' in (message.value() or b""):
+                reject(installation, message, "duplicate_job_id", DEAD_SAME_BATCH=b"true")
+        installation.finish(sent, sent.ids[:1])
+        assert [result.id for result in client.follow_results(sent)] == sent.ids[:1]
+
+
 def test_of_what_was_announced_only_that_is_told_which_the_recorder_has_not_confirmed(
     installation: Installation,
 ) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pipeline import Pipeline, pipeline
+from pipeline import Pipeline, pipeline, recording
 
 from headrace.client import Client
+from headrace.ledger import BatchState
 from headrace.schemas import JobState
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,6 +61,32 @@ def test_submitting_again_under_an_idempotency_key_runs_nothing_twice(running: P
     assert len(running.take(running.topics.results, 40)) == 40
     assert len(running.rows()) == 20
     assert Counter(running.workers[0].engine.seen).most_common(1)[0][1] == 1
+
+
+def test_lines_sent_again_changed_mended_or_under_another_batch_end_it_for_followers_and_table_alike(
+    running: Pipeline,
+) -> None:
+    lines = [b'{"custom_id": "same", "prompt": "a"}', b'{"custom_id": "changed", "prompt": "b"}', b"not json"]
+    again = [
+        lines[0],
+        b'{"custom_id": "changed", "prompt": "other"}',
+        b'{"custom_id": "mended", "prompt": "c"}',
+    ]
+    with Client(running.bootstrap, running.topics) as client, recording(running):
+        client.submit(lines, idempotency_key="nightly")
+        running.wait_terminal(2)
+        sent = client.submit(again, idempotency_key="nightly")
+        elsewhere = client.submit(again, batch_id="elsewhere", idempotency_key="nightly")
+        assert {result.id for result in client.follow_results(sent)} == set(sent.ids)
+        assert list(client.follow_results(elsewhere)) == []
+
+        def told(batch_id: str) -> tuple[BatchState, int, int] | None:
+            batch = running.ledger.batch("default", batch_id)
+            return batch and (batch.state, batch.succeeded, batch.rejected)
+
+        running.wait_for(lambda: told(sent.batch_id) == (BatchState.COMPLETE, 3, 1))
+        running.wait_for(lambda: told("elsewhere") == (BatchState.COMPLETE, 0, 3))
+    assert [row.code for row in running.ledger.rejections("default", sent.batch_id)] == ["duplicate_job_id"]
 
 
 def test_the_python_of_the_readme_gets_its_answer(

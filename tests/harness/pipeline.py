@@ -380,6 +380,20 @@ def _patiently(ask: Callable[[], Any]) -> Any:
 
 
 @contextmanager
+def recording(made: Pipeline) -> Iterator[None]:
+    """A recorder while the block runs."""
+    stop = threading.Event()
+    recorder = Recorder(made.bootstrap, made.topics, made.ledger, kafka=QUICK_GROUP)
+    thread = threading.Thread(target=recorder.run, args=(stop,), name="recorder")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+
+
+@contextmanager
 def pipeline(
     bootstrap: str, database_url: str, partitions: int = 4, largest: int | None = None
 ) -> Iterator[Pipeline]:

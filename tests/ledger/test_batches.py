@@ -123,6 +123,89 @@ def test_rejected_records_do_not_stand_for_jobs_that_are_left(ledger: Ledger) ->
     assert batch_state(ledger) is BatchState.COMPLETE
 
 
+def closed(submission: str, expected: int = 3) -> BatchClosed:
+    return BatchClosed(tenant="acme", batch_id="b1", expected=expected, submission=submission)
+
+
+def test_a_line_that_was_rejected_in_each_sending_of_its_batch_stands_once(ledger: Ledger) -> None:
+    rows = jobs(2)
+    ledger.record(rows, [rejection(submission="one")])
+    ledger.apply_control([closed("one")])
+    again = rejection(submission="two")
+    ledger.record(rows, [again])
+    ledger.apply_control([closed("two")])
+    ledger.finish([outcome(row) for row in rows])
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert (batch.state, batch.rejected, batch.done) == (BatchState.COMPLETE, 1, 3)
+    assert [row.src_offset for row in ledger.rejections("acme", "b1")] == [again.src_offset]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_equal_counts_the_latest_sending_holds_and_of_others_the_largest(
+    ledger: Ledger, turned: bool
+) -> None:
+    kept = rejection(submission="large, again")
+    ledger.record([], [rejection(submission="large"), rejection(submission="small"), kept])
+    messages = [closed("large", 1), closed("large, again", 1), closed("small", 0)]
+    if turned:
+        for message in messages:
+            ledger.apply_control([message])
+    else:
+        ledger.apply_control(messages)
+    assert [row.submission for row in ledger.rejections("acme", "b1")] == ["large, again"]
+
+
+def test_a_mended_line_stands_for_what_was_rejected_of_it(ledger: Ledger) -> None:
+    rows = jobs(3)
+    ledger.record(rows[:2], [rejection(submission="one")])
+    ledger.apply_control([closed("one"), closed("two")])
+    ledger.finish([outcome(row) for row in rows[:2]])
+    assert batch_state(ledger) is BatchState.CLOSED  # the mended line has not been recorded yet
+    ledger.record(rows)
+    ledger.finish([outcome(rows[2])])
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert (batch.state, batch.rejected, batch.done) == (BatchState.COMPLETE, 0, 3)
+
+
+def test_changed_lines_end_with_the_jobs_that_are_there(ledger: Ledger) -> None:
+    rows = jobs(4)
+    ledger.record(rows[:2])
+    ledger.finish([outcome(row) for row in rows[:2]])
+    ledger.record([job("changed", id=row.id, submission="two") for row in rows[:2]])
+    ledger.apply_control([closed("two", 4)])
+    assert batch_state(ledger) is BatchState.CLOSED  # two of its lines have not been recorded yet
+    ledger.record(rows[2:])
+    ledger.finish([outcome(row) for row in rows[2:]])
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert (batch.state, batch.rejected) == (BatchState.COMPLETE, 2)
+
+
+def test_a_batch_whose_lines_are_all_jobs_of_another_one_is_complete(ledger: Ledger) -> None:
+    rows = jobs(3, batch_id="b0")
+    ledger.record(rows)
+    ledger.record([job("its batch is content too", id=row.id, submission="one") for row in rows])
+    ledger.apply_control([closed("one")])
+    assert batch_state(ledger) is BatchState.COMPLETE
+
+
+def test_a_batch_that_was_cancelled_and_never_closed_is_cancelled_once_all_that_came_has_ended(
+    ledger: Ledger,
+) -> None:
+    rows = jobs(2)
+    ledger.record(rows[:1])
+    ledger.apply_control([CancelBatch(tenant="acme", batch_id="b1")])
+    assert batch_state(ledger) is BatchState.CANCELLING
+    ledger.finish([outcome(rows[0], JobState.CANCELLED, attempt=0)])
+    assert batch_state(ledger) is BatchState.CANCELLED
+    ledger.record(rows)  # what was on its way
+    assert batch_state(ledger) is BatchState.CANCELLING
+    ledger.finish([outcome(rows[1], JobState.CANCELLED, attempt=0)])
+    assert batch_state(ledger) is BatchState.CANCELLED
+
+
 def test_a_cancelled_batch_shows_until_its_jobs_have_ended(ledger: Ledger) -> None:
     rows = jobs(3)
     ledger.record(rows)
