@@ -39,12 +39,9 @@ SET LOCAL random_page_cost = 1.1;
 # From Postgres 17 on. The timeouts above do not run while a client that was stopped owes the rest of a message.
 BEGIN_17 = BEGIN + "SET LOCAL transaction_timeout = '60s';"
 
-# How a connection is made, where the address says nothing else. No prepared statements: PgBouncer in transaction mode may
-# not keep them. autocommit: transactions begin with BEGIN. A server that vanished without a word is given up within a
-# minute; by itself the system would wait for two hours, and the timeouts above end with the server.
-ARGUMENTS = {
-    "prepare_threshold": None,
-    "autocommit": True,
+# How a connection is made, where the address says nothing else. A server that vanished without a word is given up within
+# a minute; by itself the system would wait for two hours, and the timeouts above end with the server.
+CONNECTION = {
     "connect_timeout": 5,
     "application_name": "headrace",
     "keepalives_idle": 30,
@@ -52,6 +49,9 @@ ARGUMENTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
+# And of the pool's. No prepared statements: PgBouncer in transaction mode may not keep them. autocommit: transactions
+# begin with BEGIN.
+POOLED = {**CONNECTION, "prepare_threshold": None, "autocommit": True}
 # For SQLAlchemy, whose own reading of addresses knows one host alone: libpq reads them instead.
 DIALECT = "postgresql+psycopg://"
 # Parameters of libpq's that take one of a few words. It looks at them when it connects, and says then that it could not.
@@ -108,7 +108,7 @@ def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
     """A pool for `url`. Connects lazily. Raises as `parse_url`."""
     return create_engine(
         DIALECT,
-        creator=_connector({**ARGUMENTS, **parse_url(url)}),
+        creator=_connector({**POOLED, **parse_url(url)}),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=pool_timeout,
@@ -120,7 +120,7 @@ def engine(url: str, pool_size: int = 4, pool_timeout: float = 10.0) -> Engine:
 @contextmanager
 def connect(url: str) -> Iterator[Connection]:
     """One connection outside any pool, for migrations. SQLAlchemy's errors leave it as ours."""
-    own = create_engine(DIALECT, creator=_connector(parse_url(url)), poolclass=NullPool)
+    own = create_engine(DIALECT, creator=_connector({**CONNECTION, **parse_url(url)}), poolclass=NullPool)
     try:
         with own.connect() as connection:
             yield connection

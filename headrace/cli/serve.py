@@ -1,15 +1,17 @@
 """`headrace worker` and `headrace recorder`: the processes that stay."""
 
 import logging
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
+from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli import context, logs
 from headrace.cli.engine import engine_config, open_engine, served_name
+from headrace.cli.errors import translate
 from headrace.cli.interpreter import collect_seldom, take_short_turns
 from headrace.cli.stopping import stop_on_signals
 from headrace.cli.tiers import priorities, tiers
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.worker import WorkerConfig
 
 PANEL = "Serve"
+ASK_AGAIN_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +57,10 @@ def worker(model: Model = None, device: Device = None, json: JsonLog = False) ->
         engine_config(settings), priorities=priorities(config.tiers)
     )  # may download a model, which a signal ends as usual
     url = context.database_url(settings)
-    _must_be_migrated(url)
     collect_seldom()
     with stop_on_signals() as stop, Ledger(url) as ledger:
-        Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
+        if _migrated(url, stop):
+            Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
 
 
 def recorder(json: JsonLog = False) -> None:
@@ -74,7 +77,6 @@ def recorder(json: JsonLog = False) -> None:
     from headrace.worker.health import HealthServer
 
     url = context.database_url(settings)
-    _must_be_migrated(url)
     collect_seldom()
     take_short_turns()
     with stop_on_signals() as stop, Ledger(url) as ledger, ExitStack() as stack:
@@ -88,7 +90,8 @@ def recorder(json: JsonLog = False) -> None:
         if settings.health_port is not None:
             server = HealthServer(settings.health_port, recorder.status, recorder.metrics.registry)
             stack.callback(server.close)
-        recorder.run(stop)
+        if _migrated(url, stop):
+            recorder.run(stop)
 
 
 def _log_format(json: bool) -> str | None:
@@ -100,12 +103,24 @@ def _warn_of_misspelt(settings: "Settings") -> None:
         log.warning("%s", sentence)
 
 
-def _must_be_migrated(url: str) -> None:
-    """Before anything is taken: on older tables some of the work would fail, and some be counted wrongly in silence."""
+def _migrated(url: str, stop: Event) -> bool:
+    """Wait for Postgres to say that the tables are those of this version; False if told to stop before that.
+
+    Before anything is taken: on older tables some of the work would fail, and some be counted wrongly in silence. Raises
+    NotMigrated.
+    """
     from headrace.ledger import LedgerUnavailable, require_migrated
 
-    with suppress(LedgerUnavailable):  # what comes next waits for Postgres, or says that it is away
-        require_migrated(url)
+    while not stop.is_set():
+        try:
+            require_migrated(url)
+        except LedgerUnavailable as error:
+            if failure := translate(error):
+                log.warning("waiting for Postgres: %s %s", failure.message, failure.remedy)
+            stop.wait(ASK_AGAIN_S)
+        else:
+            return True
+    return False
 
 
 def worker_config(settings: "Settings") -> "WorkerConfig":

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -20,7 +21,7 @@ from headrace.cli.exits import Exit
 from headrace.cli.output import fields, open_output
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import BadCheckpoint, EngineError
-from headrace.ledger import LedgerUnavailable
+from headrace.ledger import LedgerUnavailable, require_migrated
 from headrace.local.child import Identity
 from headrace.local.errors import ChildFailed, MissingPart
 from headrace.local.state import Addresses, Record, StateDir
@@ -409,6 +410,61 @@ def test_a_database_that_is_not_migrated_starts_nothing(
     assert result.exit_code == Exit.NOT_READY
     assert "The database has no Headrace tables." in result.output
     assert "Run `headrace migrate`." in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["worker", "recorder"])
+def test_a_database_that_was_away_at_the_start_and_is_not_migrated_starts_nothing(
+    command: str, postgres_server: postgres.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if postgres_server.process is None:
+        pytest.skip("the server named by HEADRACE_TEST_DATABASE_URL is not ours to stop")
+
+    def away_once(url: str) -> None:
+        try:
+            require_migrated(url)
+        except LedgerUnavailable:
+            postgres_server.start()
+            raise
+
+    monkeypatch.setattr("headrace.ledger.require_migrated", away_once)
+    monkeypatch.setattr("headrace.cli.serve.ASK_AGAIN_S", 0.0)
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    monkeypatch.setattr(
+        "headrace.cli.serve.engine_config", lambda settings: EngineConfig(model="never opened")
+    )
+    with postgres.empty(postgres_server) as url:
+        monkeypatch.setenv("DATABASE_URL", url)
+        postgres_server.halt()
+        result = run(command)
+    assert result.exit_code == Exit.NOT_READY
+    assert "waiting for Postgres: The database cannot be reached" in result.output
+    assert "The database has no Headrace tables." in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("command", "made"), [("worker", "worker.Worker"), ("recorder", "ledger.recorder.Recorder.run")]
+)
+def test_what_is_stopped_while_it_waits_for_a_database_takes_nothing(
+    command: str, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(url: str) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise LedgerUnavailable("connection refused")
+
+    def take(*_: object) -> None:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr("headrace.ledger.require_migrated", away)
+    monkeypatch.setattr(f"headrace.{made}", take)
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{CLOSED_PORT}/x")
+    monkeypatch.setattr(
+        "headrace.cli.serve.engine_config", lambda settings: EngineConfig(model="never opened")
+    )
+    result = run(command)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.usefixtures("bare")

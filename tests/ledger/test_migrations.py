@@ -1,5 +1,6 @@
 """Migrations and metadata give the same database."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from alembic.migration import MigrationContext
 from rows import query
 
 from headrace import ledger
+from headrace.ledger import database
 from headrace.ledger.database import connect
 from headrace.ledger.migrate import downgrade
 from headrace.ledger.partitions import is_partition
@@ -132,6 +134,15 @@ def test_a_migration_that_cannot_have_its_lock_gives_up_and_says_so(database_url
 def test_a_server_that_is_away_is_called_so(ask: Callable[[str], object]) -> None:
     with pytest.raises(ledger.LedgerUnavailable):
         ask("postgresql://nobody@127.0.0.1:1/nothing")
+
+
+def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(database.CONNECTION, "connect_timeout", 1)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(ledger.LedgerUnavailable, match="timeout"),
+    ):
+        ledger.check(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing")
 
 
 def test_an_address_of_another_database_is_refused_by_name() -> None:
