@@ -1,6 +1,7 @@
 """`headrace topics`: the topics that an installation needs."""
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 PANEL = "Set up"
 CREATE_S = 30.0  # a busy broker takes its time to place many partitions
+NEW_TOPIC_S = 1.0  # a topic just made is not known to every broker at once
 
 group = typer.Typer(no_args_is_help=True, help="Create and describe the Kafka topics.")
 
@@ -55,7 +57,8 @@ def create(
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
-    describe_topics(settings)  # returns once every partition has a leader, and so can be written to
+    # Returns once every partition has a leader, and so can be written to.
+    describe_topics(settings, missing_s=CREATE_S, leaderless_s=CREATE_S)
     if json:
         emit({"created": created, "topics": list(names.all)})
     else:
@@ -77,35 +80,54 @@ def describe(json: Json = False) -> None:
         raise Failure(Exit.NOT_READY, f"Missing: {', '.join(missing)}.", "Run `headrace topics create`.")
 
 
-def describe_topics(settings: "Settings") -> list[dict[str, Any]]:
-    """What the broker says of each topic of ours; ``partitions`` is None for a missing one."""
+def describe_topics(
+    settings: "Settings", missing_s: float = NEW_TOPIC_S, leaderless_s: float = context.BROKER_PATIENCE_S
+) -> list[dict[str, Any]]:
+    """What the broker says of each topic of ours; ``partitions`` is None for one that is still missing after ``missing_s``.
+
+    Raises KafkaException for one that still has a partition without a leader after ``leaderless_s``.
+    """
     admin = context.admin(settings)
-    there = admin.list_topics(timeout=context.BROKER_PATIENCE_S).topics
+    names = context.topics(settings).all
+    there = _partitions(admin, names, missing_s)
     found = []
-    for name in context.topics(settings).all:
-        partitions = there[name].partitions if name in there and there[name].error is None else None
+    for name in names:
+        partitions = there.get(name)
         found.append(
             {
                 "topic": name,
                 "partitions": len(partitions) if partitions else None,
                 "replication": len(partitions[0].replicas) if partitions else None,
-                "records": _records(admin, name, list(partitions)) if partitions else None,
+                "records": _records(admin, name, list(partitions), leaderless_s) if partitions else None,
             }
         )
     return found
 
 
-def _records(admin: Any, topic: str, partitions: list[int]) -> int:
+def _partitions(admin: Any, names: Sequence[str], patience: float) -> dict[str, Any]:
+    """The partitions of each topic that the broker knows, once it knows all of them or ``patience`` is over."""
+    deadline = time.monotonic() + patience
+    while True:
+        there = admin.list_topics(timeout=context.BROKER_PATIENCE_S).topics
+        known = [name for name in names if name in there and there[name].error is None]
+        found = {name: there[name].partitions for name in known if there[name].partitions}
+        if len(found) == len(names) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _records(admin: Any, topic: str, partitions: list[int], patience: float) -> int:
     """Records between the first and the last offset of each partition; gaps are counted as well."""
     from confluent_kafka.admin import OffsetSpec
 
     last, first = (
-        _offsets(admin, topic, partitions, spec) for spec in (OffsetSpec.latest(), OffsetSpec.earliest())
+        _offsets(admin, topic, partitions, spec, patience)
+        for spec in (OffsetSpec.latest(), OffsetSpec.earliest())
     )
     return sum(last) - sum(first)
 
 
-def _offsets(admin: Any, topic: str, partitions: list[int], spec: Any) -> list[int]:
+def _offsets(admin: Any, topic: str, partitions: list[int], spec: Any, patience: float) -> list[int]:
     """One offset of each partition. A partition that was made a moment ago has no leader yet: try again."""
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -113,8 +135,10 @@ def _offsets(admin: Any, topic: str, partitions: list[int], spec: Any) -> list[i
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.OFFSET_NOT_AVAILABLE,  # a leader of several copies that has not heard from the others yet
+        KafkaError._NOENT,  # librdkafka asked a broker that has not heard of the topic
     )
-    deadline = time.monotonic() + context.BROKER_PATIENCE_S
+    deadline = time.monotonic() + patience
     while True:
         futures = admin.list_offsets(
             {TopicPartition(topic, number): spec for number in partitions},

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import apache_kafka
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -103,6 +104,15 @@ def test_creating_topics_again_changes_nothing(run: Run, prefix: str) -> None:
     first, second = run("topics", "create", "--json"), run("topics", "create", "--json")
     assert f"{prefix}.jobs.v1.standard" in json.loads(first.stdout)["created"]
     assert json.loads(second.stdout)["created"] == []
+
+
+def test_more_copies_than_there_are_brokers_are_refused(run: Run) -> None:
+    if apache_kafka.describe() == apache_kafka.TANSU:
+        pytest.skip("the embedded broker keeps one copy, whatever it is asked")
+    result = run("topics", "create", "--replication", "1000")
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert "replication factor" in result.output.lower()
+    assert run("topics", "describe").exit_code == Exit.NOT_READY
 
 
 def test_missing_topics_are_described_as_missing(run: Run) -> None:

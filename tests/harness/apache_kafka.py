@@ -62,10 +62,20 @@ class Broker:
 
     def restart(self) -> None:
         """Start again on the same port and data."""
+        self.spawn()
+        self.await_ready()
+
+    def spawn(self) -> None:
+        """Start the process. From the main thread: it ends with the thread that started it."""
         assert self.command
         assert self.process is None
         assert self.directory is not None
         self.process = _spawn(self.command, self.directory / "server.log")
+
+    def await_ready(self) -> None:
+        """Return once the broker answers; raises RuntimeError with its log if it does not."""
+        assert self.process is not None
+        assert self.directory is not None
         _await_ready(self, self.process, self.directory / "server.log")
 
     @contextlib.contextmanager
@@ -104,11 +114,14 @@ def create_topics(
     partitions: int = 4,
     config: Callable[[str], dict[str, str]] = lambda name: {},
 ) -> None:
-    """Create topics and return when the broker has a leader for each; topics that exist are left alone."""
+    """Create topics, with as many copies as the broker makes by default, and return when it has a leader for each.
+
+    Topics that exist are left alone.
+    """
     names = list(names)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not _all_exist(admin, [NewTopic(name, partitions, 1, config=config(name)) for name in names]):
+    while not _all_exist(admin, [NewTopic(name, partitions, -1, config=config(name)) for name in names]):
         if time.monotonic() > deadline:
             raise RuntimeError(f"topics {names} could not be created within {START_TIMEOUT_S:g} s")
         time.sleep(0.2)
@@ -168,7 +181,20 @@ def launch(
     client: Mapping[str, str] | None = None,
     jvm_flags: Sequence[str] = JVM_FLAGS,
 ) -> Broker:
-    """Start Apache Kafka with these settings.
+    """Start Apache Kafka with these settings; see ``prepared``."""
+    return _started(prepared(jars, bootstrap, settings, users=users, client=client, jvm_flags=jvm_flags))
+
+
+def prepared(
+    jars: Path,
+    bootstrap: str,
+    settings: Mapping[str, object],
+    *,
+    users: Mapping[str, str] | None = None,
+    client: Mapping[str, str] | None = None,
+    jvm_flags: Sequence[str] = JVM_FLAGS,
+) -> Broker:
+    """A broker with an empty data directory, which ``spawn`` starts.
 
     users: passwords of the SCRAM users that it is to know. client: properties with which ``bootstrap`` lets one in.
     """
@@ -183,7 +209,7 @@ def launch(
         storage += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
     subprocess.run(storage, check=True, capture_output=True, timeout=START_TIMEOUT_S)
     command = (*java, "kafka.Kafka", str(properties))
-    return _started(Broker(bootstrap, describe(), None, directory, command, client or {}))
+    return Broker(bootstrap, describe(), None, directory, command, client or {})
 
 
 def _start_tansu() -> Broker:
@@ -209,6 +235,13 @@ def _started(broker: Broker) -> Broker:
 def _server_properties(port: int, controller: int) -> dict[str, object]:
     return {
         **node(controller),
+        **plain_listeners(port, controller),
+    }
+
+
+def plain_listeners(port: int, controller: int) -> dict[str, object]:
+    """Settings that let everybody in."""
+    return {
         "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
