@@ -21,7 +21,7 @@ from headrace.worker.held import Held
 from headrace.worker.job import Job, Rejection, Stage, reject
 from headrace.worker.metrics import Metrics
 from headrace.worker.publisher import Publisher
-from headrace.worker.results import LargeBody, dead_letter_reason, for_people, outcome, result_record
+from headrace.worker.results import LargeBody, dead_letter_reason, for_people, is_of, outcome, result_record
 
 MOST_BYTES = 256 * 1024 * 1024  # of results that wait for the store, for Postgres or for Kafka
 
@@ -203,11 +203,14 @@ class Outcomes:
         id = job.row.id
         if id in finished.changed:
             self._note_ended(job, row.state, row.error_code)
-        elif id in finished.refused and id in finished.winners:
-            self._note_ended(job, JobState.FAILED, ErrorCode.LEDGER_REJECTED)
-        if id in finished.changed:
             self._publish(job, row.body)
         elif (winner := finished.winners.get(id)) is not None:
+            if id in finished.refused:
+                self._note_ended(job, JobState.FAILED, ErrorCode.LEDGER_REJECTED)
+            elif is_of(
+                winner, self._config.name, row.attempt
+            ):  # written by an earlier try, which was not heard of
+                self._note_ended(job, row.state, row.error_code)
             # Not ours any more: replaying the letter of a job that was answered elsewhere would run it again.
             job.dead_letter = dead_letter_reason(winner)
             self._publish(job, winner)

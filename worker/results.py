@@ -90,13 +90,22 @@ def result_record(topic: str, job: Job, body: bytes) -> Publication:
 
 def dead_letter_reason(body: bytes) -> JobError | None:
     """Why a job with this stored result belongs on the dead-letter topic too; None if it does not."""
+    result = _read(body)
+    return None if result is None else for_people(result.error)
+
+
+def is_of(body: bytes, worker: str, attempt: int) -> bool:
+    """Whether a job's stored result is what this worker, whose name no other ever has, made of this attempt."""
+    result = _read(body)
+    return result is not None and (result.worker, result.attempt) == (worker, attempt)
+
+
+def _read(body: bytes) -> JobResult | None:
+    """A stored result; None for another version's: it is published as it is, and no reason to end the worker each time."""
     try:
-        error = JobResult.decode(body).error
-    except (
-        UnreadableResult
-    ):  # another version's: published as it is, and no reason to end the worker each time
+        return JobResult.decode(body)
+    except UnreadableResult:
         return None
-    return for_people(error)
 
 
 def for_people(error: JobError | None) -> JobError | None:

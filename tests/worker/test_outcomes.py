@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from headrace.ledger import Finished, Ledger, OutcomeRow, StoredJob
+from headrace.ledger.errors import LedgerUnavailable
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState, Topics
-from headrace.worker import WorkerConfig, outcomes
+from headrace.worker import WorkerConfig, bulk, outcomes
 from headrace.worker.held import Held
 from headrace.worker.job import Job
 from headrace.worker.metrics import Metrics
@@ -52,12 +53,13 @@ class Bench:
     def __init__(self) -> None:
         self.ledger = ToldLedger()
         self.looked_up: list[Job] = []
+        self.metrics = Metrics(["bulk"], "m")
         self.outcomes = Outcomes(
-            WorkerConfig("127.0.0.1:1", TOPICS),
+            WorkerConfig("127.0.0.1:1", TOPICS, name="ours"),
             "m",
             cast(Ledger, self.ledger),
             Held(lambda delivery: None),
-            Metrics(["bulk"], "m"),
+            self.metrics,
             self.looked_up.append,
             threading.Event(),
         )
@@ -105,6 +107,35 @@ def test_a_job_that_somebody_else_failed_first_is_a_dead_letter_for_their_reason
     bench.turn_until(lambda: bench.published)
     assert bench.published == [(TOPICS.results, failure), (TOPICS.dead, job.deliveries[0].value)]
     assert job.dead_letter == THEIRS
+
+
+def test_an_end_that_was_written_unheard_is_told_and_counted_once_and_another_workers_is_not(
+    bench: Bench, job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres goes after the row is written, and before the whole bulk is."""
+    monkeypatch.setattr(bulk, "AGAIN_AFTER_S", 0.01)
+    caplog.set_level("INFO", logger="headrace.worker.job_log")
+    tries: list[bytes] = []
+
+    def finish(rows: Sequence[OutcomeRow]) -> Finished:
+        tries.append(rows[0].body)
+        if len(tries) == 1:
+            raise LedgerUnavailable("gone")
+        return Finished(winners={job.row.id: tries[0]})
+
+    monkeypatch.setattr(bench.ledger, "finish", finish)
+    bench.outcomes.end_as(job, JobState.EXPIRED)
+    bench.turn_until(lambda: bench.published)
+    assert bench.published == [(TOPICS.results, tries[0])]
+    assert caplog.messages.count("job expired") == 1
+    ended = {"tier": "bulk", "state": "expired"}
+    assert bench.metrics.registry.get_sample_value("headrace_jobs_total", ended) == 1
+
+    tries[0] = tries[0].replace(b"ours", b"them")
+    bench.outcomes.end_as(job, JobState.EXPIRED)
+    bench.turn_until(lambda: len(bench.published) == 2)
+    assert bench.metrics.registry.get_sample_value("headrace_jobs_total", ended) == 1
+    assert caplog.messages.count("job expired") == 1
 
 
 def test_our_own_failure_that_counts_is_a_dead_letter(bench: Bench, job: Job) -> None:
