@@ -115,13 +115,15 @@ def for_people(error: JobError | None) -> JobError | None:
 
 def _too_large(job: Job, result: JobResult, size: int, max_bytes: int) -> JobResult:
     request = job.request
-    many = request is not None and request.inputs is not None
-    less = "send fewer inputs a line, or ask for base64" if many else "ask for fewer tokens"
+    field, less = "max_tokens", "ask for fewer tokens"
+    if request is not None and request.inputs is not None:
+        encoding = request.path_of("embedding.encoding_format")
+        field, less = "inputs", f"send fewer inputs a line, or set {encoding} to base64"
     message = (
         f"the result has {size:,} bytes, of which {max_bytes:,} fit a message: {less}, or have the"
         " workers keep large results (HEADRACE_RESULT_STORE)"
     )
-    param = None if request is None else request.path_of("inputs" if many else "max_tokens")
+    param = None if request is None else request.path_of(field)
     error = JobError(code=ErrorCode.RESULT_TOO_LARGE, message=message, param=param)
     failed = translate.unsuccessful(
         job.envelope,
