@@ -222,7 +222,9 @@ def test_while_a_day_is_looked_through_nobody_else_waits(
     # The one session that waits for a lock, and how many locks it holds that keep everybody from the table.
     waiting = """
         SELECT count(*) FILTER (WHERE granted AND mode = 'AccessExclusiveLock' AND relation = 'jobs'::regclass)
-        FROM pg_locks WHERE pid IN (SELECT pid FROM pg_locks WHERE NOT granted) HAVING count(*) > 0
+        FROM pg_locks JOIN pg_database ON pg_database.oid = database
+        WHERE datname = current_database() AND pid IN (SELECT pid FROM pg_locks WHERE NOT granted)
+        HAVING count(*) > 0
     """
     with psycopg.connect(database_url) as connection, ThreadPoolExecutor(1) as recorder:
         connection.execute(f"LOCK TABLE jobs_{day:%Y%m%d}")  # type: ignore[arg-type]
