@@ -8,6 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from headrace.cli.pace import Glance, Pace
+from headrace.cli.waiting import Waiting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,18 +57,23 @@ def follow(
     """Return the batch once it is over, or as it is when ``stop`` is set.
 
     promise: what the batch is to have at least, where the recorder may not have read it yet. meanwhile is called at each
-    look, and may raise.
+    look, and may raise. Raises LedgerUnavailable where Postgres is away at the first look; later it is waited for.
     """
     promise = promise or Promise()
-    pace = Pace()
+    pace, waiting = Pace(), Waiting(stop, batch_id)
+    batch = None
     with _view(batch_id, quiet) as show:
         while True:
             meanwhile()
-            batch = ledger.batch(tenant, batch_id)
+            batch = waiting.ask(lambda: ledger.batch(tenant, batch_id)) or batch
+            now = time.monotonic()
             if batch is not None:
                 pace.expected = promise.expected or None
-                show(pace.look(time.monotonic(), batch))
-            if promise.kept(batch) or stop.wait(POLL_S):
+                show(pace.look(now, batch))
+            if promise.kept(batch):
+                return batch
+            waiting.look(now, batch)
+            if stop.wait(POLL_S):
                 return batch
 
 

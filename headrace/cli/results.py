@@ -10,9 +10,10 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise
 from headrace.cli.output import count
+from headrace.cli.waiting import Waiting
 
 if TYPE_CHECKING:
-    from headrace.ledger import Ledger, RejectionRow, StoredResult
+    from headrace.ledger import BatchProgress, Ledger, RejectionRow, StoredResult
     from headrace.store import Store
 
 POLL_S = 1.0
@@ -104,24 +105,34 @@ def write_results(
     # Jobs do not end in the order of their ids, so each look reads all pages again; `written` costs one id a job.
     written: set[UUID | tuple[str, int, int]] = set()
     seen: tuple[int, ...] = ()
-    while True:
-        began = time.monotonic()
+    waiting = Waiting(stop, batch_id)
+
+    def look() -> "BatchProgress | None":
+        nonlocal seen
         batch = ledger.batch(tenant, batch_id)  # before the results: a complete batch has them all
         # Not their number alone: a line that was rejected may be mended, sent again, and end as a job.
         ended = () if batch is None else (batch.done, batch.rejected)
         if ended != seen:
             _write_new(ledger, tenant, batch_id, lines, written, stop)
             seen = ended
-        looked = time.monotonic() - began
+        return batch
+
+    while True:
+        began = time.monotonic()
+        batch = look() if promise is None else waiting.ask(look)
+        now = time.monotonic()
+        looked = now - began
         if promise is None or stop.is_set() or promise.kept(batch):
             return len(written)
+        waiting.look(now, batch)
         over = batch is not None and batch.over  # one more look, at counters alone
         stop.wait(POLL_S if over else max(POLL_S, 5 * looked))
 
 
 def write_result(ledger: "Ledger", id: UUID, lines: Lines, *, follow: bool, stop: Event) -> int:
     """Write one job's result, waiting for it with ``follow``. Returns the number of lines, 0 or 1."""
-    while (result := ledger.result(id)) is None:
+    waiting = Waiting(stop)
+    while (result := waiting.ask(lambda: ledger.result(id))) is None:
         if not follow or stop.wait(POLL_S):
             return 0
     lines.write_result(result)
