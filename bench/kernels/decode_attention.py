@@ -4,7 +4,7 @@ import argparse
 import itertools
 
 import torch
-from timing import copies_for, report_bandwidth, seconds_per_call
+from timing import DEVICE, cases_for, copies_for, report_bandwidth, seconds_per_call
 
 from headrace.kernels import decode_attention as module
 
@@ -23,6 +23,7 @@ CASES = [
     (512, 1024, 9, 3, 64),
     (256, 1024, 32, 32, 96),
 ]
+TINY = (2, (10, 70), 4, 2, 64)
 SWEPT = [
     module._Tile(keys, warps, stages)
     for keys, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5))
@@ -43,29 +44,50 @@ def measure(case: tuple) -> tuple[float, int]:
     for row, count in enumerate(pages.tolist()):
         tables[row, :count] = order[first : first + count]
         first += count
-    tables, lens, slots = tables.cuda(), lens.cuda(), torch.arange(rows, dtype=torch.int32, device="cuda")
+    tables, lens, slots = (
+        tables.to(DEVICE),
+        lens.to(DEVICE),
+        torch.arange(rows, dtype=torch.int32, device=DEVICE),
+    )
     calls = []
     for _ in range(copies_for(num_bytes)):
-        k, v = torch.randn(2, num_blocks, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device="cuda")
-        q = torch.randn(rows, num_heads, head_dim, dtype=torch.bfloat16, device="cuda")
+        k, v = torch.randn(2, num_blocks, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device=DEVICE)
+        q = torch.randn(rows, num_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
         arguments = (q, k, v, tables, slots, lens, most, head_dim**-0.5, torch.empty_like(q))
         calls.append(lambda arguments=arguments: module.decode_attention(*arguments))
     return seconds_per_call(calls), num_bytes
+
+
+def sweep(cases: list[tuple]) -> None:
+    """Many tiles instead of the kernel's own."""
+    for case in cases:
+        for tile in SWEPT:
+            module._tile = lambda *_, tile=tile: tile
+            shape = f"{shape_of(case)} {tuple(tile)}"
+            try:
+                seconds, num_bytes = measure(case)
+            except Exception as error:
+                print(f"{shape}: {type(error).__name__}")
+                continue
+            report_bandwidth("decode_attention", shape, num_bytes, seconds)
+
+
+def shape_of(case: tuple) -> str:
+    return "rows {} keys {} heads {}/{}/{}".format(*case)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for case in cases_for(CASES, TINY):
+        seconds, num_bytes = measure(case)
+        report_bandwidth("decode_attention", shape_of(case), num_bytes, seconds)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
     chosen = parser.parse_args()
-    torch.manual_seed(0)
-    tile_of = module._tile
-    for case in CASES if not chosen.sweep else CASES[: chosen.sweep]:
-        for tile in SWEPT if chosen.sweep else [tile_of(2)]:
-            module._tile = lambda *_, tile=tile: tile
-            name = "rows {} keys {} heads {}/{}/{}".format(*case) + f" {tuple(tile)}"
-            try:
-                seconds, num_bytes = measure(case)
-            except Exception as error:
-                print(f"{name}: {type(error).__name__}")
-                continue
-            report_bandwidth(name, num_bytes, seconds)
+    if chosen.sweep:
+        sweep(CASES[: chosen.sweep])
+    else:
+        main()

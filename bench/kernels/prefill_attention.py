@@ -4,7 +4,7 @@ import argparse
 import itertools
 
 import torch
-from timing import report_rate, seconds_per_call
+from timing import DEVICE, cases_for, report_rate, seconds_per_call
 
 from headrace.kernels import prefill_attention as module
 
@@ -25,6 +25,7 @@ CASES = [
     (8, 1024, 1024, 9, 3, 64),
     (4, 2048, 2048, 32, 32, 96),
 ]
+TINY = (2, 20, 64, 4, 2, 64)
 SWEPT = [
     module.Tile(pairs, keys, warps, stages, registers)
     for pairs, keys, warps, stages, registers in itertools.product(
@@ -38,16 +39,16 @@ def measure(case: tuple) -> tuple[float, float]:
     """Seconds a call and floating-point operations that a call must do."""
     rows, queries, keys, num_heads, kv_heads, head_dim = case
     pages = keys // BLOCK_SIZE
-    tables = torch.randperm(rows * pages).int().view(rows, pages).cuda()
-    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
-    starts = torch.arange(0, rows * queries + 1, queries, dtype=torch.int32, device="cuda")
-    lens = torch.full((rows,), keys, dtype=torch.int32, device="cuda")
+    tables = torch.randperm(rows * pages).int().view(rows, pages).to(DEVICE)
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(0, rows * queries + 1, queries, dtype=torch.int32, device=DEVICE)
+    lens = torch.full((rows,), keys, dtype=torch.int32, device=DEVICE)
     calls = []
     for _ in range(2):
         k, v = torch.randn(
-            2, rows * pages, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device="cuda"
+            2, rows * pages, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device=DEVICE
         )
-        q = torch.randn(rows * queries, num_heads, head_dim, dtype=torch.bfloat16, device="cuda")
+        q = torch.randn(rows * queries, num_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
         arguments = (
             q,
             k,
@@ -65,19 +66,36 @@ def measure(case: tuple) -> tuple[float, float]:
     return seconds_per_call(calls), 4.0 * num_heads * head_dim * visible
 
 
+def sweep(cases: list[tuple]) -> None:
+    """Many tiles instead of the kernel's own, where the case does not go to the kernel for Hopper."""
+    for case in cases:
+        for tile in SWEPT:
+            module._tile = lambda *_, tile=tile: tile
+            shape = f"{shape_of(case)} {tuple(tile)}"
+            try:
+                seconds, flops = measure(case)
+            except Exception as error:
+                print(f"{shape}: {type(error).__name__}")
+                continue
+            report_rate("prefill_attention", shape, flops, seconds)
+
+
+def shape_of(case: tuple) -> str:
+    return "rows {} x {} of {} heads {}/{}/{}".format(*case)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for case in cases_for(CASES, TINY):
+        seconds, flops = measure(case)
+        report_rate("prefill_attention", shape_of(case), flops, seconds)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
     chosen = parser.parse_args()
-    torch.manual_seed(0)
-    tile_of = module._tile
-    for case in CASES if not chosen.sweep else CASES[: chosen.sweep]:
-        for tile in SWEPT if chosen.sweep else [tile_of(2)]:
-            module._tile = lambda *_, tile=tile: tile
-            name = "rows {} x {} of {} heads {}/{}/{}".format(*case) + f" {tuple(tile)}"
-            try:
-                seconds, flops = measure(case)
-            except Exception as error:
-                print(f"{name}: {type(error).__name__}")
-                continue
-            report_rate(name, flops, seconds)
+    if chosen.sweep:
+        sweep(CASES[: chosen.sweep])
+    else:
+        main()

@@ -4,7 +4,7 @@ Above 100% is what sharing saves.  python bench/kernels/shared_prefix.py
 """
 
 import torch
-from timing import report_bandwidth, seconds_per_call
+from timing import DEVICE, cases_for, report_bandwidth, seconds_per_call
 
 from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
@@ -19,34 +19,43 @@ CASES = [
     (1, 64, 8192, 256, 32, 8, 128),
     (8, 8, 1024, 256, 32, 8, 128),
 ]
+TINY = (2, 2, 64, 32, 4, 2, 64)
 
-for groups, members, shared_keys, own_keys, num_heads, kv_heads, head_dim in CASES:
-    torch.manual_seed(0)
-    rows, most = groups * members, rows_per_tile(num_heads // kv_heads)
-    shared_pages, own_pages = shared_keys // BLOCK_SIZE, own_keys // BLOCK_SIZE
-    num_blocks = groups * shared_pages + rows * own_pages
-    order = torch.randperm(num_blocks).int()
-    prefixes = order[: groups * shared_pages].view(groups, 1, shared_pages).expand(-1, members, -1)
-    own = order[groups * shared_pages :].view(rows, own_pages)
-    tables = torch.cat((prefixes.reshape(rows, -1), own), dim=1).cuda()
-    tiles = [
-        (group * members + at, min(most, members - at), shared_keys)
-        for group in range(groups)
-        for at in range(0, members, most)
-    ]
-    start, count, keys = torch.tensor(tiles, dtype=torch.int32).T.contiguous().cuda()
-    ints = torch.zeros(rows, dtype=torch.int32, device="cuda")
-    shared = SharedPrefixes(ints + shared_keys, start, count, keys)
-    calls: dict[str, list] = {"apart": [], "shared": []}
-    for _ in range(2):
-        k, v = torch.randn(2, num_blocks, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device="cuda")
-        q = torch.randn(rows, num_heads, head_dim, dtype=torch.bfloat16, device="cuda")
-        slots = torch.arange(rows, dtype=torch.int32, device="cuda")
-        context = shared_keys + own_keys
-        arguments = (q, k, v, tables, slots, ints + context, context, head_dim**-0.5, torch.empty_like(q))
-        calls["apart"].append(lambda a=arguments: decode_attention(*a))
-        calls["shared"].append(lambda a=arguments, s=shared: decode_attention(*a, shared=s))
-    num_bytes = rows * (shared_keys + own_keys) * kv_heads * head_dim * 4
-    for kind in calls:
-        name = f"{groups} x {members} rows {shared_keys} + {own_keys} keys {num_heads}/{kv_heads}/{head_dim} {kind}"
-        report_bandwidth(name, num_bytes, seconds_per_call(calls[kind]))
+
+def main() -> None:
+    for groups, members, shared_keys, own_keys, num_heads, kv_heads, head_dim in cases_for(CASES, TINY):
+        torch.manual_seed(0)
+        rows, most = groups * members, rows_per_tile(num_heads // kv_heads)
+        shared_pages, own_pages = shared_keys // BLOCK_SIZE, own_keys // BLOCK_SIZE
+        num_blocks = groups * shared_pages + rows * own_pages
+        order = torch.randperm(num_blocks).int()
+        prefixes = order[: groups * shared_pages].view(groups, 1, shared_pages).expand(-1, members, -1)
+        own = order[groups * shared_pages :].view(rows, own_pages)
+        tables = torch.cat((prefixes.reshape(rows, -1), own), dim=1).to(DEVICE)
+        tiles = [
+            (group * members + at, min(most, members - at), shared_keys)
+            for group in range(groups)
+            for at in range(0, members, most)
+        ]
+        start, count, keys = torch.tensor(tiles, dtype=torch.int32).T.contiguous().to(DEVICE)
+        ints = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+        shared = SharedPrefixes(ints + shared_keys, start, count, keys)
+        calls: dict[str, list] = {"apart": [], "shared": []}
+        for _ in range(2):
+            k, v = torch.randn(
+                2, num_blocks, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device=DEVICE
+            )
+            q = torch.randn(rows, num_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
+            slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+            context = shared_keys + own_keys
+            arguments = (q, k, v, tables, slots, ints + context, context, head_dim**-0.5, torch.empty_like(q))
+            calls["apart"].append(lambda a=arguments: decode_attention(*a))
+            calls["shared"].append(lambda a=arguments, s=shared: decode_attention(*a, shared=s))
+        num_bytes = rows * (shared_keys + own_keys) * kv_heads * head_dim * 4
+        for kind in calls:
+            shape = f"{groups} x {members} rows {shared_keys} + {own_keys} keys {num_heads}/{kv_heads}/{head_dim} {kind}"
+            report_bandwidth("shared_prefix", shape, num_bytes, seconds_per_call(calls[kind]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,21 +1,24 @@
 """SiLU-mul: bytes moved, against the copy bandwidth.  python bench/kernels/silu_mul.py"""
 
 import torch
-from timing import copies_for, report_bandwidth, seconds_per_call
+from timing import DEVICE, cases_for, copies_for, report_bandwidth, seconds_per_call
 
 from headrace.kernels.silu_mul import silu_mul
 
-for tokens, intermediate in (
-    (8192, 14336),
-    (1024, 14336),
-    (256, 14336),
-    (8192, 3072),
-    (1024, 3072),
-    (4096, 1536),
-):
-    num_bytes = tokens * intermediate * 6
-    calls = []
-    for _ in range(copies_for(num_bytes)):
-        gate_up = torch.randn(tokens, 2 * intermediate, dtype=torch.bfloat16, device="cuda")
-        calls.append(lambda gate_up=gate_up: silu_mul(gate_up))
-    report_bandwidth(f"silu_mul {tokens} x {intermediate}", num_bytes, seconds_per_call(calls))
+# tokens, intermediate
+CASES = [(8192, 14336), (1024, 14336), (256, 14336), (8192, 3072), (1024, 3072), (4096, 1536)]
+TINY = (3, 64)
+
+
+def main() -> None:
+    for tokens, intermediate in cases_for(CASES, TINY):
+        num_bytes = tokens * intermediate * 6
+        calls = []
+        for _ in range(copies_for(num_bytes)):
+            gate_up = torch.randn(tokens, 2 * intermediate, dtype=torch.bfloat16, device=DEVICE)
+            calls.append(lambda gate_up=gate_up: silu_mul(gate_up))
+        report_bandwidth("silu_mul", f"{tokens} x {intermediate}", num_bytes, seconds_per_call(calls))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,16 +4,28 @@ python bench/kernels/step_inputs.py
 """
 
 import torch
-from timing import report_bandwidth, seconds_per_call
+from timing import DEVICE, cases_for, report_bandwidth, seconds_per_call
 
 from headrace.kernels.step_inputs import step_inputs
 
-for tokens, rows in ((1024, 1024), (8192, 64), (8192, 1024)):
-    starts = torch.linspace(0, tokens, rows + 1).int().cuda()
-    slots = torch.randperm(rows).int().cuda()
-    arguments = (
-        torch.full((tokens,), -1, device="cuda"), starts, slots, torch.zeros_like(slots),
-        torch.zeros(rows, dtype=torch.int64, device="cuda"), torch.zeros(rows, 1024, dtype=torch.int32, device="cuda"),
-    )  # fmt: skip
-    calls = [lambda arguments=arguments: step_inputs(*arguments, 32)] * 20
-    report_bandwidth(f"step_inputs {tokens} tokens {rows} rows", tokens * 8 * 5, seconds_per_call(calls))
+# tokens, rows
+CASES = [(1024, 1024), (8192, 64), (8192, 1024)]
+TINY = (16, 4)
+
+
+def main() -> None:
+    for tokens, rows in cases_for(CASES, TINY):
+        starts = torch.linspace(0, tokens, rows + 1).int().to(DEVICE)
+        slots = torch.randperm(rows).int().to(DEVICE)
+        arguments = (
+            torch.full((tokens,), -1, device=DEVICE), starts, slots, torch.zeros_like(slots),
+            torch.zeros(rows, dtype=torch.int64, device=DEVICE), torch.zeros(rows, 1024, dtype=torch.int32, device=DEVICE),
+        )  # fmt: skip
+        calls = [lambda arguments=arguments: step_inputs(*arguments, 32)] * 20
+        report_bandwidth(
+            "step_inputs", f"{tokens} tokens {rows} rows", tokens * 8 * 5, seconds_per_call(calls)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Every kernel has a script of figures, and bench/kernels/all.py keeps what they say: here in Triton's interpreter."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_all_kernels_figures_are_kept_as_rows(tmp_path: Path) -> None:
+    out = tmp_path / "kernels.json"
+    done = subprocess.run(
+        [sys.executable, "bench/kernels/all.py", "--out", str(out), "--commit", "none"],
+        cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+    rows = json.loads(out.read_text())["rows"]
+    for row in rows:
+        assert {"kernel", "shape", "us", "share"} < row.keys()
+        assert row.keys() & {"TB/s", "TFLOP/s"}
+    modules = {path.stem for path in (ROOT / "kernels").glob("*.py") if "_kernel(" in path.read_text()}
+    modules -= {"prefill_hopper"}  # prefill_attention chooses it on a GPU
+    modules = modules - {"rope_cache"} | {"rope_and_cache", "add_rms_norm"}
+    assert {row["kernel"] for row in rows} == modules
