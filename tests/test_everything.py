@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from expectations import EXPECTED, LINES, TEMPLATE, check
-from pipeline import pipeline
+from pipeline import health_server, pipeline
 from typer.testing import CliRunner
 
 from headrace.cli import app
@@ -103,7 +103,7 @@ def test_every_line_ends_as_expected_through_kafka_and_postgres_and_no_log_tells
 
     with pipeline(kafka, database_url, partitions=2) as running:
         running.start_process(role="recorder")
-        worker = running.start_worker(engine, health_port=0)
+        worker = running.start_worker(engine, health=health_server())
         with Client(running.bootstrap, running.topics) as client:
             submission = client.submit(LINES)
             results = {
@@ -116,9 +116,7 @@ def test_every_line_ends_as_expected_through_kafka_and_postgres_and_no_log_tells
             )
             private = list(client.follow_results(submission, idle_timeout=120))
         check({name or "": orjson.loads(result.encode()) for name, result in results.items()})
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{worker.worker.health_port}/metrics", timeout=30
-        ) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{worker.health_port}/metrics", timeout=30) as page:
             shown = page.read().decode()
     assert rows == {name: expected["state"] for name, expected in EXPECTED.items()}
 

@@ -32,8 +32,7 @@ class WorkerConfig:
     ``s3://bucket/prefix``) or, without one, fail. grace_s: how long what
     runs may go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead.
     name: unique to this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer).
-    health_port: serves /live, /ready, /status and /metrics; None for none, 0 for any. dead_letters: beyond how many the worker
-    takes nothing more for a while.
+    dead_letters: beyond how many the worker takes nothing more for a while.
     """
 
     bootstrap: str
@@ -48,7 +47,6 @@ class WorkerConfig:
     result_store: str | None = None
     grace_s: float = 30.0
     alive_s: float = 15.0
-    health_port: int | None = None
     dead_letters: DeadLetterLimit = field(default_factory=DeadLetterLimit)
     name: str = field(default_factory=unique_name)
 

@@ -42,6 +42,11 @@ class Status:
         return time.monotonic() - self.at < STALLED_AFTER_S
 
 
+def loading(worker: str, model: str) -> Status:
+    """Of a worker that has no engine yet: it lives, however long that takes, and is not ready."""
+    return Status(worker, model, False, False, {}, {}, 0, 0, 0, 0, paused="the model is not loaded yet")
+
+
 class Health(Protocol):
     """What a process says of itself: a dataclass, shown as JSON."""
 
@@ -62,7 +67,8 @@ class HealthServer:
     def __init__(
         self, port: int, status: Callable[[], Health], registry: CollectorRegistry | None = None
     ) -> None:
-        self._server = ThreadingHTTPServer(("", port), _handler(status, registry or CollectorRegistry()))
+        self.tell(status, registry or CollectorRegistry())
+        self._server = ThreadingHTTPServer(("", port), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
@@ -71,18 +77,22 @@ class HealthServer:
     def port(self) -> int:
         return int(self._server.server_address[1])
 
+    def tell(self, status: Callable[[], Health], registry: CollectorRegistry) -> None:
+        """From now on, answer with what these say."""
+        self.status, self.registry = status, registry
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
 
-def _handler(status: Callable[[], Health], registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+def _handler(source: HealthServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+                self._answer(200, CONTENT_TYPE_LATEST, generate_latest(source.registry))
                 return
-            now = status()
+            now = source.status()
             verdicts = {"/live": now.live, "/ready": now.live and now.ready, "/status": True}
             if self.path not in verdicts:
                 self.send_error(404)

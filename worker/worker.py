@@ -62,9 +62,16 @@ class Worker:
     Args:
         open_engine: builds an engine; called again when it has died.
         ledger: the job table.
+        health: told of this worker once it has its engine. Whoever opened it closes it.
     """
 
-    def __init__(self, config: WorkerConfig, open_engine: Callable[[], TextEngine], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        open_engine: Callable[[], TextEngine],
+        ledger: Ledger,
+        health: HealthServer | None = None,
+    ) -> None:
         self._config, self._ledger = config, ledger
         self._wake = threading.Event()
         self._draining = False
@@ -118,7 +125,7 @@ class Worker:
             config.control(), config.topics.control, self._cancel_inbox, self._wake
         )
         self._heartbeat = Heartbeat(ledger, config.name, config.pool, model, config.alive_s)
-        self._health: HealthServer | None = None
+        self._health = health
         self._status = self._take_status()
         self._metrics.watch(
             self.status, lambda: {name: consumer.lag for name, consumer in self._consumers.items()}
@@ -137,11 +144,6 @@ class Worker:
     def status(self) -> Status:
         """What the worker was doing lately; safe to ask from any thread."""
         return self._status
-
-    @property
-    def health_port(self) -> int | None:
-        """The port that health is served on, once the worker runs."""
-        return None if self._health is None else self._health.port
 
     # --- what happens to one record ---------------------------------------------------------------------------------
 
@@ -366,8 +368,8 @@ class Worker:
 
     def _start(self) -> None:
         self._heartbeat.start()
-        if self._config.health_port is not None:
-            self._health = HealthServer(self._config.health_port, self.status, self._metrics.registry)
+        if self._health is not None:
+            self._health.tell(self.status, self._metrics.registry)
         self._control.start()
         self._control.wait_until_caught_up(CATCH_UP_S)  # or go on: the job table knows of cancels too
         for consumer in self._consumers.values():
@@ -421,6 +423,4 @@ class Worker:
         self._attempts.close()  # and the engine with it
         self._outcomes.close()
         self._heartbeat.close()
-        if self._health is not None:
-            self._health.close()
         log.info("worker %s has stopped", self._config.name)

@@ -17,8 +17,13 @@ from headrace.cli.stopping import stop_on_signals
 from headrace.cli.tiers import priorities, tiers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prometheus_client import CollectorRegistry
+
     from headrace.settings import Settings
     from headrace.worker import WorkerConfig
+    from headrace.worker.health import Health, HealthServer
 
 PANEL = "Serve"
 ASK_AGAIN_S = 1.0
@@ -51,16 +56,18 @@ def worker(model: Model = None, device: Device = None, json: JsonLog = False) ->
 
     from headrace.ledger import Ledger
     from headrace.worker import Worker
+    from headrace.worker.health import loading
 
     name = served_name(settings)
-    engine = replace(
-        engine_config(settings), priorities=priorities(config.tiers)
-    )  # may download a model, which a signal ends as usual
-    url = context.database_url(settings)
-    collect_seldom()
-    with stop_on_signals() as stop, Ledger(url) as ledger:
+    with ExitStack() as stack:
+        health = _health(settings, stack, lambda: loading(config.name, name))
+        # May download a model, which a signal ends as usual.
+        engine = replace(engine_config(settings), priorities=priorities(config.tiers))
+        url = context.database_url(settings)
+        collect_seldom()
+        stop, ledger = stack.enter_context(stop_on_signals()), stack.enter_context(Ledger(url))
         if _migrated(url, stop):
-            Worker(config, lambda: open_engine(engine, name), ledger).run(stop)
+            Worker(config, lambda: open_engine(engine, name), ledger, health).run(stop)
 
 
 def recorder(json: JsonLog = False) -> None:
@@ -74,7 +81,6 @@ def recorder(json: JsonLog = False) -> None:
 
     from headrace.ledger import Ledger
     from headrace.ledger.recorder import Recorder
-    from headrace.worker.health import HealthServer
 
     url = context.database_url(settings)
     collect_seldom()
@@ -87,11 +93,25 @@ def recorder(json: JsonLog = False) -> None:
             kafka=settings.kafka,
             keep=timedelta(days=settings.keep_days),
         )
-        if settings.health_port is not None:
-            server = HealthServer(settings.health_port, recorder.status, recorder.metrics.registry)
-            stack.callback(server.close)
+        _health(settings, stack, recorder.status, recorder.metrics.registry)
         if _migrated(url, stop):
             recorder.run(stop)
+
+
+def _health(
+    settings: "Settings",
+    stack: ExitStack,
+    status: "Callable[[], Health]",
+    registry: "CollectorRegistry | None" = None,
+) -> "HealthServer | None":
+    """A server of these, if there is to be one, open for as long as the stack is."""
+    from headrace.worker.health import HealthServer
+
+    if settings.health_port is None:
+        return None
+    server = HealthServer(settings.health_port, status, registry)
+    stack.callback(server.close)
+    return server
 
 
 def _log_format(json: bool) -> str | None:
@@ -140,6 +160,5 @@ def worker_config(settings: "Settings") -> "WorkerConfig":
         result_store=settings.result_store,
         grace_s=settings.grace_seconds,
         alive_s=settings.alive_seconds,
-        health_port=settings.health_port,
         dead_letters=DeadLetterLimit(most=settings.dead_letter_limit),
     )

@@ -30,6 +30,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import ControlMessage, JobResult, Topics, uuid7
 from headrace.worker import Worker, WorkerConfig, default_tiers
+from headrace.worker.health import HealthServer, loading
 
 # A killed worker is noticed in two seconds instead of 45.
 QUICK_GROUP = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 400, "log_level": 3}
@@ -53,6 +54,7 @@ class RunningWorker:
     stop: threading.Event
     thread: threading.Thread
     failure: list[BaseException]
+    health_port: int | None = None
 
     @property
     def engine(self) -> StandInEngine:
@@ -128,8 +130,17 @@ class Pipeline:
         self.producer.produce(self.topics.control, key=key, value=value, headers=headers)
         self.flush()
 
-    def start_worker(self, make: Callable[[], StandInEngine] = StandInEngine, **config: Any) -> RunningWorker:
-        """A worker on a thread; ``make`` builds its engines. It is never killed, so nobody takes it for dead early."""
+    def start_worker(
+        self,
+        make: Callable[[], StandInEngine] = StandInEngine,
+        *,
+        health: HealthServer | None = None,
+        **config: Any,
+    ) -> RunningWorker:
+        """A worker on a thread; ``make`` builds its engines. It is never killed, so nobody takes it for dead early.
+
+        health: it closes that too.
+        """
         engines: list[StandInEngine] = []
 
         def open_engine() -> StandInEngine:
@@ -139,7 +150,7 @@ class Pipeline:
         stop, failure = threading.Event(), []
         ledger = Ledger(self.database_url)
         told = {"alive_s": PATIENCE_S, **config, "kafka": {**_patient_group(), **config.get("kafka", {})}}
-        worker = Worker(worker_config(self.bootstrap, self.topics, told), open_engine, ledger)
+        worker = Worker(worker_config(self.bootstrap, self.topics, told), open_engine, ledger, health)
 
         def run() -> None:
             try:
@@ -147,9 +158,12 @@ class Pipeline:
                     worker.run(stop)
             except BaseException as error:
                 failure.append(error)
+            finally:
+                if health is not None:
+                    health.close()
 
         thread = threading.Thread(target=run, name="worker")
-        running = RunningWorker(worker, engines, stop, thread, failure)
+        running = RunningWorker(worker, engines, stop, thread, failure, health.port if health else None)
         self.workers.append(running)
         thread.start()
         return running
@@ -326,6 +340,11 @@ class Pipeline:
             return {each.partition: max(each.offset, 0) for each in offsets}
         finally:
             consumer.close()
+
+
+def health_server() -> HealthServer:
+    """On any port, for a worker that is yet to come."""
+    return HealthServer(0, lambda: loading("w", "stand-in"))
 
 
 def _patient_group() -> dict[str, int]:

@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from pipeline import Pipeline
+from pipeline import Pipeline, health_server
 
 from headrace.worker.brake import Brake, DeadLetterLimit
 
@@ -80,13 +80,13 @@ def test_a_worker_that_dead_letters_too_much_stops_taking_jobs(
     line: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     send_rubbish(line, 600)
-    worker = line.start_worker(dead_letters=DeadLetterLimit(most=50, pause_s=3600), health_port=0)
+    worker = line.start_worker(dead_letters=DeadLetterLimit(most=50, pause_s=3600), health=health_server())
     line.wait_for(lambda: worker.worker.status().paused)
 
     status = worker.worker.status()
     assert not status.ready
     assert status.live
-    port = worker.worker.health_port
+    port = worker.health_port
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60)
     with refused.value as answer:

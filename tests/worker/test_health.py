@@ -7,7 +7,8 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
-from pipeline import Pipeline
+from pipeline import Pipeline, health_server
+from standin import StandInEngine
 
 from headrace.worker.health import HealthServer, Status
 
@@ -45,6 +46,22 @@ def test_live_and_ready_say_so_by_their_status(is_ready: bool, age: float, live:
         assert ask(server.port, "/secrets")[0] == 404
     finally:
         server.close()
+
+
+def test_a_worker_lives_while_its_model_is_loaded_and_is_ready_once_it_is(line: Pipeline) -> None:
+    health = health_server()
+    told = {}
+
+    def load() -> StandInEngine:
+        told.update({path: ask(health.port, path) for path in ("/live", "/ready")})
+        return StandInEngine()
+
+    worker = line.start_worker(load, health=health)
+    assert told["/live"][0] == 200
+    assert (told["/ready"][0], told["/ready"][1]["paused"]) == (503, "the model is not loaded yet")
+    line.wait_for(lambda: ask(health.port, "/ready")[0] == 200)
+    assert ask(health.port, "/status")[1]["paused"] is None
+    worker.close()
 
 
 def test_a_worker_is_ready_once_it_takes_jobs(line: Pipeline) -> None:

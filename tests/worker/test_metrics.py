@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pipeline import Pipeline
+from pipeline import Pipeline, health_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine.request import EngineStats, FinishReason
@@ -136,7 +136,7 @@ def test_the_alerts_are_about_metrics_that_exist() -> None:
 
 
 def test_a_worker_counts_what_becomes_of_its_jobs(line: Pipeline) -> None:
-    worker = line.start_worker(health_port=0)
+    worker = line.start_worker(health=health_server())
     secret = "the patient is Ada"
     for n in range(20):
         line.submit(secret, TIERS[n % 2], tenant="acme", batch_id="b-private")
@@ -147,7 +147,7 @@ def test_a_worker_counts_what_becomes_of_its_jobs(line: Pipeline) -> None:
     line.wait_terminal(23)
     line.dead_letters(1)
     line.wait_for(lambda: sum(map(line.lag, TIERS)) == 0)
-    port = worker.worker.health_port
+    port = worker.health_port
     line.wait_for(lambda: scrape(port)["headrace_offset_commits_total{outcome=done,tier=standard}"] > 0)
     line.wait_for(lambda: scrape(port)["headrace_consumer_lag_records{tier=standard}"] == 0)
     found = scrape(port)
@@ -179,17 +179,17 @@ def test_a_job_that_comes_again_is_not_counted_again(line: Pipeline) -> None:
     line.wait_for(lambda: line.lag() == 0)
     first.close()
     line.forget_offsets("standard")
-    second = line.start_worker(health_port=0)
+    second = line.start_worker(health=health_server())
     line.wait_for(lambda: line.lag() == 0)
-    assert scrape(second.worker.health_port)["headrace_jobs_total{state=succeeded,tier=standard}"] == 0
+    assert scrape(second.health_port)["headrace_jobs_total{state=succeeded,tier=standard}"] == 0
 
 
 def test_an_engines_death_is_counted(line: Pipeline) -> None:
-    worker = line.start_worker(health_port=0)
+    worker = line.start_worker(health=health_server())
     id = line.submit("die")
     line.wait_for(lambda: line.rows().get(id) == "failed")
     line.dead_letters(1)
-    found = scrape(worker.worker.health_port)
+    found = scrape(worker.health_port)
     assert found["headrace_engine_deaths_total"] >= 2
     assert found["headrace_dead_letters_total{code=engine_failure}"] == 1
 

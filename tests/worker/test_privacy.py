@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from pipeline import Pipeline
+from pipeline import Pipeline, health_server
 
 from headrace.cli import logs
 from headrace.ledger import Ledger
@@ -89,12 +89,12 @@ def test_no_log_line_and_no_metric_tells_what_was_asked_or_answered(
     line: Pipeline, told: io.StringIO
 ) -> None:
     with recording(line) as recorder_port:
-        worker = line.start_worker(health_port=0)
+        worker = line.start_worker(health=health_server())
         submit_all(line)
         line.dead_letters(1)
         line.wait_for(lambda: line.lag() == 0 and line.states()["queued"] == line.states()["running"] == 0)
-        shown = [page(port, "/metrics") for port in (recorder_port, worker.worker.health_port)]
-        shown.append(page(worker.worker.health_port, "/status"))
+        shown = [page(port, "/metrics") for port in (recorder_port, worker.health_port)]
+        shown.append(page(worker.health_port, "/status"))
         worker.close()
     states = line.states()
     assert states["succeeded"] >= 3
