@@ -20,7 +20,7 @@ from typing import Any
 from headrace.cli.interpreter import collect_seldom, take_short_turns
 from headrace.engine.answers import TextChoice
 from headrace.engine.request import EngineStats, FinishReason
-from headrace.engine.text import TextCompletion, TextRequest
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.ledger import Ledger, finish, ledger, record, staging
 from headrace.ledger.recorder import Recorder
 from headrace.schemas import Topics

@@ -13,7 +13,7 @@ from headrace.engine.token_logprobs import TokenLogprob, told
 from headrace.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from headrace.engine.text import TextRequest
+    from headrace.engine.text_engine import TextRequest
 
 
 @dataclass(frozen=True, slots=True)

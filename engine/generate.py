@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, Protocol
 
 from headrace.engine.answers import TextChoice
 from headrace.engine.result_file import Inputs, LineDigest, LineSet, ResultFile
-from headrace.engine.text import RequestError, TextCompletion, TextRequest, reason, refusal
+from headrace.engine.text import reason, refusal
+from headrace.engine.text_engine import RequestError, TextCompletion, TextRequest
 from headrace.engine.token_logprobs import TokenLogprob
 
 MAX_LINE_BYTES = 16 * 1024 * 1024

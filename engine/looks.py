@@ -13,7 +13,7 @@ from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.validation import Limits, check_prompt
 
 if TYPE_CHECKING:
-    from headrace.engine.text import TextRequest
+    from headrace.engine.text_engine import TextRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from headrace.engine.tokenizer import Tokenizer
 from headrace.engine.validation import Limits, check_prompt, check_text, prompt_form, validate
 
 if TYPE_CHECKING:
-    from headrace.engine.text import TextRequest
+    from headrace.engine.text_engine import TextRequest
 
 
 def prompt_ids(

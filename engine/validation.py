@@ -17,7 +17,7 @@ from headrace.engine.intake import MAX_LOGPROBS
 from headrace.engine.request import SamplingParams
 
 if TYPE_CHECKING:
-    from headrace.engine.text import TextRequest
+    from headrace.engine.text_engine import TextRequest
 
 # As the wire has them, in schemas/: a test compares.
 MAX_STOPS = 16

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.client import Client
 from headrace.engine.config import EngineConfig
-from headrace.engine.text import LocalTextEngine, RequestError, open_text_engine
+from headrace.engine.text import LocalTextEngine, open_text_engine
+from headrace.engine.text_engine import RequestError
 from headrace.schemas import InvalidJob, PromptJob, Source, parse_job
 from headrace.schemas.batch_line import is_batch_line
 from headrace.schemas.chat import Message

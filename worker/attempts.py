@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from headrace.engine.errors import EngineDead
-from headrace.engine.text import TextCompletion, TextRequest
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import ErrorCode, JobState
 from headrace.worker import job_log

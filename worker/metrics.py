@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.engine.request import EngineStats, FinishReason
-from headrace.engine.text import TextCompletion
+from headrace.engine.text_engine import TextCompletion
 from headrace.schemas import ErrorCode, JobState
 from headrace.worker.health import Status
 from headrace.worker.histogram import JobHistogram, Observed

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from headrace.engine.text import TextCompletion
+from headrace.engine.text_engine import TextCompletion
 from headrace.ledger import Finished, Ledger, OutcomeRow, StoredJob
 from headrace.schemas import ErrorCode, JobError, JobResult, JobState
 from headrace.store import open_store

@@ -6,7 +6,7 @@ One table. What is not in it fails at once: trying an invalid job again costs a 
 import random
 from dataclasses import dataclass
 
-from headrace.engine.text import RequestError
+from headrace.engine.text_engine import RequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from headrace.engine.errors import EngineDead, EngineError
 from headrace.engine.request import EngineStats
-from headrace.engine.text import TextCompletion, TextEngine, TextRequest
+from headrace.engine.text_engine import TextCompletion, TextEngine, TextRequest
 from headrace.worker.job import Job, Stage
 
 log = logging.getLogger(__name__)

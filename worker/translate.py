@@ -19,7 +19,7 @@ from headrace.engine.chat import ChatOptions
 from headrace.engine.chat import ToolChoice as EngineToolChoice
 from headrace.engine.grammar import Grammar
 from headrace.engine.request import Pooling, SamplingParams
-from headrace.engine.text import RequestError, TextCompletion, TextRequest
+from headrace.engine.text_engine import RequestError, TextCompletion, TextRequest
 from headrace.engine.token_logprobs import TokenLogprob as EngineLogprob
 from headrace.schemas import (
     Envelope,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from uuid import UUID
 
-from headrace.engine.text import TextEngine
+from headrace.engine.text_engine import TextEngine
 from headrace.ledger import Ledger, StoredJob
 from headrace.ledger.record import DUPLICATE
 from headrace.schemas import ErrorCode, JobError, JobState

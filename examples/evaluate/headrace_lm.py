@@ -22,7 +22,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_
 from headrace.engine.config import EngineConfig
 from headrace.engine.hub import resolve
 from headrace.engine.request import SamplingParams
-from headrace.engine.text import TextCompletion, TextRequest, open_text_engine
+from headrace.engine.text import open_text_engine
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 
 Encoded = tuple[tuple[str, str], list[int], list[int]]

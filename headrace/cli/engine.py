@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from headrace.engine.config import EngineConfig
-    from headrace.engine.text import TextCompletion, TextEngine, TextRequest
+    from headrace.engine.text_engine import TextCompletion, TextEngine, TextRequest
     from headrace.settings import Settings
 
 

@@ -8,7 +8,8 @@ from small_tokenizers import small
 
 from headrace.engine.answers import bad_word_ids
 from headrace.engine.request import FinishReason, Pooling, Request, SamplingParams
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest
+from headrace.engine.text import LocalTextEngine
+from headrace.engine.text_engine import TextCompletion, TextRequest
 
 TOKENIZER = small("byte_level")
 STORY = "Once the mill 🙂 ground corn.\nThen it stopped. The end."

@@ -14,7 +14,8 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineError
 from headrace.engine.grammar import Grammar
 from headrace.engine.request import FinishReason, SamplingParams
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest, open_text_engine
+from headrace.engine.text import LocalTextEngine, open_text_engine
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 
 WEATHER = {

@@ -21,7 +21,8 @@ from headrace.engine.errors import EngineDead
 from headrace.engine.generate import ParsedLine, Progress, generate, plain_result
 from headrace.engine.request import Request
 from headrace.engine.result_file import LineSet, ResultFile
-from headrace.engine.text import LocalTextEngine, RequestError, TextCompletion, TextRequest
+from headrace.engine.text import LocalTextEngine
+from headrace.engine.text_engine import RequestError, TextCompletion, TextRequest
 
 TOKENIZER = small("byte_level")
 Record = dict[str, Any]

@@ -12,7 +12,8 @@ import pytest
 from headrace.engine.config import EngineConfig
 from headrace.engine.grammar import Grammar
 from headrace.engine.request import FinishReason, SamplingParams
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest, open_text_engine
+from headrace.engine.text import LocalTextEngine, open_text_engine
+from headrace.engine.text_engine import TextCompletion, TextRequest
 
 CITY: dict[str, Any] = {
     "type": "object",

@@ -10,7 +10,8 @@ from small_tokenizers import transformers_tokenizer
 
 from headrace.engine.panics import LibraryPanic, panics_as_errors
 from headrace.engine.request import Pooling
-from headrace.engine.text import LocalTextEngine, RequestError, TextRequest
+from headrace.engine.text import LocalTextEngine
+from headrace.engine.text_engine import RequestError, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 
 LONG = "0123456789" * 3

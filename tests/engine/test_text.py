@@ -17,7 +17,8 @@ from headrace.engine import Engine, EngineConfig
 from headrace.engine.answers import Answer
 from headrace.engine.errors import EngineDead
 from headrace.engine.request import EngineStats, FinishReason, Pooling, Request, SamplingParams
-from headrace.engine.text import LocalTextEngine, RequestError, TextCompletion, TextEngine, TextRequest
+from headrace.engine.text import LocalTextEngine
+from headrace.engine.text_engine import RequestError, TextCompletion, TextEngine, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 
 TOKENIZER = small("byte_level")

@@ -11,7 +11,8 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.generate import ParsedLine, Progress, generate
 from headrace.engine.request import FinishReason, SamplingParams
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest
+from headrace.engine.text import LocalTextEngine
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -26,9 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.engine.answers import TextChoice
 from headrace.engine.errors import EngineDead
 from headrace.engine.request import EngineStats, FinishReason
-from headrace.engine.text import RequestError, TextChoice, TextCompletion, TextRequest
+from headrace.engine.text_engine import RequestError, TextCompletion, TextRequest
 
 LOOK_EVERY_S = 0.02  # for a file that a job waits for
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline import Pipeline
 from standin import StandInEngine
 
-from headrace.engine.text import TextCompletion
+from headrace.engine.text_engine import TextCompletion
 from headrace.ledger import AttemptRow, Begun, Ledger
 from headrace.schemas import CancelBatch, ErrorCode, topics
 from headrace.worker import worker as worker_module

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest
+from headrace.engine.text import LocalTextEngine
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.schemas import JobResult
 from headrace.worker import translate

@@ -12,8 +12,9 @@ import yaml
 from pipeline import Pipeline, health_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.engine.answers import TextChoice
 from headrace.engine.request import EngineStats, FinishReason
-from headrace.engine.text import TextChoice, TextCompletion
+from headrace.engine.text_engine import TextCompletion
 from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
 from headrace.ledger.watch import RecorderMetrics

@@ -11,7 +11,8 @@ from small_tokenizers import small
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import SamplingParams
-from headrace.engine.text import LocalTextEngine, TextCompletion, TextRequest
+from headrace.engine.text import LocalTextEngine
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.worker import translate
 

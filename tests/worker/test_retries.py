@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.engine.text import RequestError
+from headrace.engine.text_engine import RequestError
 from headrace.worker.retries import RETRIABLE, Retry, retry_for
 from headrace.worker.timetable import Timetable
 

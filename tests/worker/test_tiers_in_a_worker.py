@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline import Pipeline
 from standin import StandInEngine
 
-from headrace.engine.text import TextCompletion, TextRequest
+from headrace.engine.text_engine import TextCompletion, TextRequest
 from headrace.worker import default_tiers
 
 

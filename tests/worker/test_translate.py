@@ -3,10 +3,11 @@
 import orjson
 import pytest
 
+from headrace.engine.answers import TextChoice
 from headrace.engine.chat import ChatOptions, ToolChoice
 from headrace.engine.chat import ToolCall as EngineCall
 from headrace.engine.request import FinishReason
-from headrace.engine.text import RequestError, TextChoice, TextCompletion, TextRequest
+from headrace.engine.text_engine import RequestError, TextCompletion, TextRequest
 from headrace.engine.token_logprobs import TokenLogprob
 from headrace.schemas import JobKind, JobResult, JobState, PromptJob, Source, parse_job, uuid7
 from headrace.worker import translate
