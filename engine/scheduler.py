@@ -31,7 +31,7 @@ from headrace.engine.waiting import WaitingQueue
 LOOKAHEAD = 64
 """Waiting sequences that may be passed over in one step because a running one is filling their prefix."""
 
-PLANNED = 512
+PLANNED = 8192
 """Waiting sequences of one priority and deadline that are ordered by prompt at a time."""
 
 _NONE: Ints = np.empty(0, np.int32)
@@ -403,7 +403,7 @@ class Scheduler:
         self._preemptions += 1
         if seq.in_flight:
             self._leavers[slot, epoch] = seq
-        self._waiting.push(seq)
+        self._waiting.put_back([seq])
 
     def _leave(self, seq: Sequence) -> None:
         """Give back slot and blocks; what has been computed of whole blocks stays findable until evicted."""
@@ -469,7 +469,7 @@ class Scheduler:
                 return
             self._leave(seq)
             seq.status = SequenceStatus.WAITING
-            self._waiting.push(seq)
+            self._waiting.put_back([seq])
         seq.tokens = seq.tokens[:length]
         seq.in_flight = 0
 

@@ -2,7 +2,8 @@
 
 Priority first, then deadline, then arrival. Among those of one priority and deadline, up to a window of them at a time is
 reordered along the trie of their prompts, so that prompts that begin alike run together: the prefix is computed once and
-decoded as a group, also when the cache could not hold every prefix that waits.
+decoded as a group, also when the cache could not hold every prefix that waits. A more urgent arrival gets a window before
+that one, which is left as it is.
 """
 
 import heapq
@@ -11,46 +12,60 @@ from collections.abc import Iterable
 
 from headrace.engine.sequence import Sequence, SequenceStatus, Urgency
 
+ORDERED_BY = 4096
+"""Tokens of a prompt that decide its place in a window."""
+
 
 class WaitingQueue:
-    """A heap of sequences and, before it, the window that is being seated. Ended sequences are passed over."""
+    """A heap of sequences and, before it, the windows that are being seated. Ended sequences are passed over."""
 
     def __init__(self, window: int) -> None:
         self._size = window
         self._heap: list[tuple[Urgency, Sequence]] = []
-        self._window: deque[Sequence] = deque()
+        self._windows: list[deque[Sequence]] = []  # none is empty, each of one class, the most urgent last
 
     def push(self, seq: Sequence) -> None:
         """Add a sequence where its urgency puts it."""
         heapq.heappush(self._heap, (seq.urgency, seq))
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
-        """Return sequences that were popped and not seated: they are next again, in the order given."""
-        self._window.extendleft(reversed(list(sequences)))
+        """Return sequences that were popped: each is the next of its class again, those given first before the others."""
+        for seq in reversed(list(sequences)):
+            at, its_class = len(self._windows), _class(seq.urgency)
+            while at and _class(self._windows[at - 1][0].urgency) < its_class:
+                at -= 1
+            if at and _class(self._windows[at - 1][0].urgency) == its_class:
+                self._windows[at - 1].appendleft(seq)
+            else:
+                self._windows.insert(at, deque([seq]))
 
     def head(self) -> Sequence | None:
         """What ``pop`` would return."""
-        while True:
-            if not self._window or (self._heap and self._foremost() < _class(self._window[0].urgency)):
-                self._plan()
-            if not self._window:
-                return None
-            if self._window[0].status is SequenceStatus.WAITING:
-                return self._window[0]
-            self._window.popleft()
+        while self._windows or self._heap:
+            if not self._windows or (self._heap and self._foremost() < _class(self._windows[-1][0].urgency)):
+                if planned := self._planned():
+                    self._windows.append(planned)
+            elif self._windows[-1][0].status is SequenceStatus.WAITING:
+                return self._windows[-1][0]
+            else:
+                self._take()
+        return None
 
     def pop(self) -> Sequence:
         """Take the next sequence; there must be one."""
-        seq = self.head()
-        if seq is None:
+        if self.head() is None:
             raise IndexError("no sequence is waiting")
-        return self._window.popleft()
+        return self._take()
 
-    def _plan(self) -> None:
-        """Fill the window with the most urgent sequences of one class, ordered by prompt."""
-        for seq in self._window:
-            self.push(seq)
-        self._window.clear()
+    def _take(self) -> Sequence:
+        window = self._windows[-1]
+        seq = window.popleft()
+        if not window:
+            self._windows.pop()
+        return seq
+
+    def _planned(self) -> deque[Sequence]:
+        """Take the most urgent sequences of one class from the heap, ordered by prompt."""
         taken: list[Sequence] = []
         while (
             self._heap
@@ -61,7 +76,7 @@ class WaitingQueue:
             if seq.status is SequenceStatus.WAITING:
                 taken.append(seq)
         # Bytes compare faster than token ids and put equal beginnings next to each other just as well.
-        self._window.extend(sorted(taken, key=lambda seq: seq.tokens.tobytes()))
+        return deque(sorted(taken, key=lambda seq: seq.tokens[:ORDERED_BY].tobytes()))
 
     def _foremost(self) -> tuple[int, float]:
         """The class of the most urgent sequence on the heap."""

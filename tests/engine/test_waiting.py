@@ -64,3 +64,36 @@ def test_ended_sequences_are_passed_over():
     assert queue.head() is gone
     gone.status = SequenceStatus.FINISHED
     assert drained(queue) == ["stays"]
+
+
+def test_a_window_stays_as_it_was_ordered_when_more_urgent_ones_come_in_between():
+    queue = queue_of(*(sequence(f"s{i}", [9 - i], priority=2, arrival=i) for i in range(4)), window=3)
+    assert queue.pop().id == "s2"
+    queue.push(sequence("sooner", [0], priority=1, arrival=5))
+    assert queue.head().id == "sooner"
+    queue.push(sequence("soonest", [0], priority=0, arrival=6))
+    queue.push(sequence("later", [0], priority=2, arrival=7))
+    assert drained(queue) == ["soonest", "sooner", "s1", "s0", "later", "s3"]
+
+
+def test_what_comes_back_is_the_next_of_its_class_and_waits_for_more_urgent_ones():
+    back = sequence("back", [9], priority=2, arrival=0)
+    queue = queue_of(*(sequence(f"s{i}", [i], priority=2, arrival=i + 1) for i in range(2)))
+    assert queue.head().id == "s0"
+    queue.push(sequence("urgent", [0], priority=0, arrival=5))
+    assert queue.head().id == "urgent"
+    queue.put_back([back])
+    assert drained(queue) == ["urgent", "back", "s0", "s1"]
+    queue.push(sequence("new", [0], priority=2, arrival=6))
+    queue.put_back([sequence("urgent", [0], priority=0), back])
+    assert drained(queue) == ["urgent", "back", "new"]
+
+
+def test_ended_sequences_are_passed_over_wherever_they_stand():
+    sequences = [sequence(f"s{i}", [i], arrival=i) for i in range(4)]
+    queue = queue_of(*sequences[:3])
+    assert queue.head().id == "s0"
+    queue.push(sequences[3])
+    for ended in (0, 1, 2, 3):
+        sequences[ended].status = SequenceStatus.FINISHED
+    assert queue.head() is None
