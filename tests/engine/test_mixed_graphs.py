@@ -22,11 +22,11 @@ def engine_of(model, *, graphs, **options):
     return engine
 
 
-def answers(engine, count=60):
+def answers(engine, count=60, beginning=()):
     rng = random.Random(1)
     waiting = []
     for i in range(count):
-        prompt = [rng.randrange(3, 250) for _ in range(rng.choice([1, 5, 16, 17, 40, 120]))]
+        prompt = [*beginning, *(rng.randrange(3, 250) for _ in range(rng.choice([1, 5, 16, 17, 40, 120])))]
         params = SamplingParams(
             temperature=float(i % 2), seed=i, max_tokens=rng.randrange(1, 30), ignore_eos=True
         )
@@ -66,3 +66,17 @@ def test_more_prompts_than_a_graph_has_rows_for_go_without(model, replays):
     while engine.has_work:
         engine.step()
     assert len(replays) == 1
+
+
+@pytest.mark.parametrize("most_keys_of_graphs", [2**20, 200])
+def test_rows_with_a_common_prefix_replay_too_where_it_is_little_to_read_again(
+    model, replays, most_keys_of_graphs
+):
+    """Common: 130 tokens, so eight whole blocks, which four rows and more attend to as a group."""
+    common, options = range(3, 133), {"lag": 1, "kv_tokens": 16_384, "max_context": 512}
+    expected = answers(engine_of(model, graphs=False, **options), beginning=common)
+    engine = engine_of(model, graphs=True, **options)
+    engine._executor.graphs._most_shared_keys = most_keys_of_graphs
+    assert answers(engine, beginning=common) == expected
+    assert replays
+    assert (engine._executor.shared > 0) == (most_keys_of_graphs > 4 * 128)
