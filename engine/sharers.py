@@ -69,7 +69,11 @@ class Sharers:
             rows = rows[held_by_many[s.block_tables[rows, LEAST_SHARED_BLOCKS - 1]]]
         if not len(rows):
             return
-        tables = s.block_tables[rows, : int(s.num_blocks[rows].max())]
+        longest, width = int(s.num_blocks[rows].max()), 4 * LEAST_SHARED_BLOCKS
+        # A long table among many that share little is not worth looking through to its end.
+        while held_by_many[s.block_tables[rows, :width]].all(1).any() and width < longest:
+            width *= 2
+        tables = s.block_tables[rows, : min(width, longest)]
         shared = held_by_many[tables]
         run = np.where(shared.all(1), shared.shape[1], shared.argmin(1))  # argmin: the first that is not
         depth = np.minimum(run, s.num_blocks[rows])
