@@ -26,6 +26,9 @@ _UNSUPPORTED = (
     "final_logit_softcapping",
     "num_experts",
     "num_local_experts",
+    "use_bidirectional_attention",
+    "use_qk_norm",
+    "attention_multiplier",
 )
 
 
@@ -147,6 +150,8 @@ def _refuse_unsupported(architecture: str, config: Mapping[str, Any]) -> None:
     for name in _UNSUPPORTED:
         if config.get(name):
             raise UnsupportedModel(f"config.json sets {name}, which is not supported")
+    if config.get("is_causal") is False:
+        raise UnsupportedModel("config.json sets is_causal to false; only causal attention is supported")
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModel(f"activation {activation!r}; supported is silu")

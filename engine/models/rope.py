@@ -36,6 +36,10 @@ class RopeConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> "RopeConfig":
         """Read config.json, with ``rope_parameters`` (Transformers 5) or ``rope_theta`` and ``rope_scaling``."""
         params = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        if any(isinstance(value, dict) for value in params.values()):
+            raise UnsupportedModel("rope_parameters differ between layers, which is not supported")
+        if params.get("llama_4_scaling_beta"):
+            raise UnsupportedModel("rope_parameters sets llama_4_scaling_beta, which is not supported")
         kind = params.get("rope_type") or params.get("type") or "default"
         if kind not in _RULES:
             raise UnsupportedModel(f"RoPE scaling {kind!r}; supported are {', '.join(_RULES)}")

@@ -54,6 +54,16 @@ QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
         (LLAMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         (LLAMA | {"head_dim": 15}, "head_dim 15"),
+        (QWEN2 | {"is_causal": False}, "is_causal"),
+        (LLAMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (
+            LLAMA | {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
+            "differ between layers",
+        ),
+        (
+            MISTRAL | {"sliding_window": None, "rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta",
+        ),
         (MISTRAL | {"sliding_window": 128}, "sliding_window 128"),
         (MISTRAL | {"max_position_embeddings": 32_768}, "sliding_window 4096"),  # Transformers' default
         (
