@@ -44,6 +44,13 @@ def build(config: EngineConfig) -> Parts:
     """Load the model, size the KV cache, make the rest fit."""
     path = resolve(config.model)
     device = _device(config.device)
+    try:
+        return _build(config, path, device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"{device} cannot hold {config.model} and its KV cache: {error}") from error
+
+
+def _build(config: EngineConfig, path: Path, device: torch.device) -> Parts:
     dtype: torch.dtype = getattr(torch, config.dtype)
     on_cuda = device.type == "cuda"
     numerics = BATCH_INVARIANT if config.batch_invariant else FAST

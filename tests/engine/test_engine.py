@@ -5,9 +5,10 @@ import random
 import weakref
 
 import pytest
+import torch
 
 from headrace.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
-from headrace.engine.errors import EngineError, InvalidRequest, ModelNotFound
+from headrace.engine.errors import EngineError, InvalidRequest, ModelNotFound, OutOfMemory
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -156,3 +157,12 @@ def test_what_cannot_be_built_says_why(model, tmp_path):
         EngineConfig(model=model, dtype="int3")
     with pytest.raises(EngineError, match="lag"):
         EngineConfig(model=model, lag=3)
+
+
+def test_a_device_that_cannot_hold_the_model_is_told_with_what_was_asked_for(model, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("tried to allocate 16.00 GiB")
+
+    monkeypatch.setattr("headrace.engine.build.KVCache", full)
+    with pytest.raises(OutOfMemory, match=r"cpu cannot hold .* tried to allocate 16\.00 GiB"):
+        build(model)
