@@ -58,11 +58,11 @@ def read_all(kafka: Mapping[str, Any], topic: str) -> Iterator[Message]:
 
 
 def _read_partition(consumer: Consumer, at: TopicPartition, offsets: list[int]) -> Iterator[Message]:
-    first = _first_offset(consumer, at)
-    left = deque(offset for offset in offsets if first is not None and offset >= first)
-    if not left:
+    first, known = _bounds(consumer, at)
+    left = deque(offset for offset in offsets if offset >= first)
+    if known is None or not left:
         return
-    consumer.assign([TopicPartition(at.topic, at.partition, left[0])])
+    consumer.assign([TopicPartition(at.topic, at.partition, min(left[0], known))])
     while left and (message := _next(consumer)) is not None:
         here: int = message.offset()
         while left and left[0] < here:  # compacted away
@@ -70,21 +70,25 @@ def _read_partition(consumer: Consumer, at: TopicPartition, offsets: list[int]) 
         if left and left[0] == here:
             left.popleft()
             yield message
-        if left and left[0] - here > _JUMP:
-            consumer.seek(TopicPartition(at.topic, at.partition, left[0]))
+        if left and min(left[0], known) - here > _JUMP:
+            consumer.seek(TopicPartition(at.topic, at.partition, min(left[0], known)))
 
 
-def _first_offset(consumer: Consumer, at: TopicPartition) -> int | None:
-    """The oldest offset kept; None where there is no such partition."""
+def _bounds(consumer: Consumer, at: TopicPartition) -> tuple[int, int | None]:
+    """The oldest offset kept, and the newest that may be read from; None where there is no such partition.
+
+    A broker need not answer who reads from beyond the end of a partition, so what may lie there is read on to. And it may
+    lie there: the embedded broker takes a last batch of many records for one when it is asked for the end.
+    """
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            first: int = consumer.get_watermark_offsets(at, timeout=_PATIENCE_S)[0]
-            return first
+            first, end = consumer.get_watermark_offsets(at, timeout=_PATIENCE_S)
+            return first, max(first, end - 1)
         except KafkaException as error:
             cause = error.args[0]
             if cause.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
-                return None
+                return 0, None
             if cause.code() not in _SOON_OVER or time.monotonic() > until:
                 raise
         time.sleep(0.1)

