@@ -53,7 +53,7 @@ class Server:
     def start(self) -> None:
         """Start, or start again after `kill` or `halt`, at the same address; return once it takes connections."""
         assert self.home is not None, "a server that was named in the environment is not ours to start"
-        user = NOBODY if os.geteuid() == 0 else None
+        user = account()
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, user=user, group=user)
         deadline = time.monotonic() + PATIENCE_S
@@ -63,8 +63,17 @@ class Server:
                 return
             except psycopg.OperationalError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError((self.home / "log").read_text()) from None
+                    raise RuntimeError(self.log()) from None
                 time.sleep(0.02)
+
+    def log(self) -> str:
+        """What the server has said so far."""
+        assert self.home is not None
+        return (self.home / "log").read_text(errors="replace")
+
+    def is_running(self) -> bool:
+        """Whether the server has not ended, by itself or otherwise."""
+        return self.process is not None and self.process.poll() is None
 
     def halt(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop the server and keep its data. SIGINT: a fast, clean shutdown; SIGQUIT: as if the power had gone."""
@@ -93,13 +102,22 @@ class Server:
         shutil.rmtree(self.home)
 
 
-def server(**settings: str) -> Server:
-    """Start a server on a free port in a temporary directory; it works as root too. ``settings`` win over ours."""
+def server(*, data: Path | None = None, wal: Path | None = None, **settings: str) -> Server:
+    """Start a server on a free port in a temporary directory; it works as root too. ``settings`` win over ours.
+
+    data, wal: an empty folder to keep everything in, or its write-ahead log alone, in segments that are soon full.
+    """
     if named := os.environ.get("HEADRACE_TEST_DATABASE_URL"):
         return Server(named)
     home = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
     binaries = _binaries(home)
-    initialise(binaries, home, "--auth=trust")
+    if (user := account()) is not None:
+        for folder in filter(None, (data, wal)):
+            os.chown(folder, user, user)
+    if data is not None:
+        (home / "data").symlink_to(data)
+    apart = [] if wal is None else [f"--waldir={wal}", "--wal-segsize=1"]
+    initialise(binaries, home, "--auth=trust", *apart)
     port = free_port()
     line = command(binaries, home, port, **settings)
     running = Server(f"postgresql://{USER}@127.0.0.1:{port}/postgres", home, line)
@@ -107,9 +125,14 @@ def server(**settings: str) -> Server:
     return running
 
 
+def account() -> int | None:
+    """Whom a server of ours runs as, where that is not who runs the tests: Postgres refuses to run as root."""
+    return NOBODY if os.geteuid() == 0 else None
+
+
 def initialise(binaries: Path, home: Path, *options: str) -> None:
     """Make an empty cluster in ``home``, which belongs to the account that the server will run as."""
-    user = NOBODY if os.geteuid() == 0 else None  # Postgres refuses to run as root
+    user = account()
     if user is not None:
         os.chown(home, user, user)
     initdb = [str(binaries / "initdb"), "-D", str(home / "data"), "-U", USER, "--no-sync", *options]

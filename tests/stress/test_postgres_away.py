@@ -1,4 +1,4 @@
-"""Postgres restarts, is away, cuts connections, has none to give, or will not write: what is finished waits for it."""
+"""Postgres restarts, is away, cuts connections, has none to give, has no room or will not write: what is finished waits."""
 
 import contextlib
 import signal
@@ -9,13 +9,17 @@ from contextlib import contextmanager
 import postgres
 import psycopg
 import pytest
+import small_disk
 from fleet import Fleet, MakeFleet, fleet
+from waiting import eventually
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
 AWAY_S = 60.0
 PAST_RETRIES_S = 15.0  # the ledger tries for 10 by itself; then workers and recorder are told
 JOBS = 3000
+DISK_MB = 128  # an empty cluster with a copy of the tables takes half of it
+NO_SPACE = "No space left on device"
 # Each is waited for, so that afterwards nothing of what it was about is still on its way into a table.
 CUT = (
     "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE application_name = 'headrace'"
@@ -114,7 +118,59 @@ def every_connection_taken(url: str) -> Iterator[None]:
         yield
 
 
-def test_a_full_disk(make_fleet: MakeFleet) -> None:
+@contextmanager
+def server_on(disk: small_disk.SmallDisk, place: str) -> Iterator[postgres.Server]:
+    """A server with all its data or its write-ahead log on the disk. Checkpoints come when they are called."""
+    folders = {place: disk.folder}
+    server = postgres.server(**folders, max_connections="60", checkpoint_timeout="1h", max_wal_size="1GB")
+    try:
+        if not server.command:
+            pytest.skip(
+                "where the server named by HEADRACE_TEST_DATABASE_URL keeps its data is not ours to say"
+            )
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def disk() -> Iterator[small_disk.SmallDisk]:
+    with contextlib.ExitStack() as stack:
+        try:
+            mounted = stack.enter_context(small_disk.mounted(DISK_MB))
+        except small_disk.NoMounting as error:
+            pytest.skip(f"needs a small disk, and none can be mounted here: {error}")
+        yield mounted
+
+
+def test_a_disk_that_is_really_full(kafka: str, disk: small_disk.SmallDisk) -> None:
+    with server_on(disk, "data") as server, fleet_on(kafka, server) as made, in_mid_work(made):
+        disk.fill()
+        made.send(JOBS // 3)
+        eventually(lambda: NO_SPACE in server.log())
+        time.sleep(PAST_RETRIES_S)
+        assert server.is_running()
+        disk.free()
+
+
+@pytest.mark.parametrize("place", ["data", "wal"])
+def test_a_full_disk_that_ends_the_server(kafka: str, disk: small_disk.SmallDisk, place: str) -> None:
+    with server_on(disk, place) as server, fleet_on(kafka, server) as made, in_mid_work(made):
+        disk.fill()
+        made.send(JOBS // 3)
+        if place == "data":
+            eventually(lambda: NO_SPACE in server.log())
+            with pytest.raises(psycopg.OperationalError):
+                say(server.url, "CHECKPOINT")  # by itself it comes within five minutes
+        eventually(lambda: not server.is_running())
+        assert "PANIC" in server.log()
+        with pytest.raises(RuntimeError, match=NO_SPACE):
+            server.start()  # as a supervisor does, in vain
+        disk.free()
+        server.start()
+
+
+def test_a_disk_said_to_be_full(make_fleet: MakeFleet) -> None:
     with in_mid_work(make_fleet()) as fleet:
         say(fleet.line.database_url, NO_ROOM)
         assert_nothing_ends_for(PAST_RETRIES_S, fleet)
