@@ -22,7 +22,9 @@ from headrace.schemas.kafka_headers import headers_of
 
 # Clocks differ: a worker's first result may bear an earlier time than the batch's opening.
 _MARGIN_MS = int(timedelta(minutes=5).total_seconds() * 1000)
+# Letters that no result goes with. A job that Postgres refused has a result, unless that was refused too.
 _REJECTING = {code.value.encode() for code in ErrorCode if code.outcome is Outcome.REJECTED}
+_REJECTING.add(ErrorCode.LEDGER_REJECTED.value.encode())
 
 
 class Follower:
@@ -118,14 +120,19 @@ class Follower:
     def _take_result(self, message: Message) -> JobResult | None:
         try:
             result = JobResult.decode(message.value() or b"")
-        except UnreadableResult:
+        except UnreadableResult:  # another version's: its job has ended all the same
+            if (id := _key(message)) is not None:
+                self._note_ended(id)
             return None
         if (result.id, result.run) in self._runs:
             return None
         self._runs.add((result.id, result.run))
-        self._ids.add(result.id)
-        self._left.discard(result.id)
+        self._note_ended(result.id)
         return result
+
+    def _note_ended(self, id: UUID) -> None:
+        self._ids.add(id)
+        self._left.discard(id)
 
     def _take_dead_letter(self, message: Message) -> None:
         """A letter may be there twice, so what counts is the job that was not to be, else where its record came from.
@@ -155,7 +162,7 @@ class Follower:
 
 
 def _key(message: Message) -> UUID | None:
-    """The id of the job that a record is of, which is its key as the client sends it."""
+    """The id of the job that a record is of: the key of each result, and of a job as the client sends it."""
     try:
         return UUID((message.key() or b"").decode())
     except ValueError:

@@ -387,6 +387,19 @@ def test_following_counts_a_bad_line_that_was_mended_and_sent_again_once(
         assert [result.id for result in following] == sent.ids[2:]
 
 
+def test_following_ends_with_jobs_that_postgres_refused_and_results_of_another_version(
+    installation: Installation,
+) -> None:
+    with installation.client() as client:
+        sent = client.submit([{"prompt": "a"}, {"prompt": "b"}])
+        for message in installation.read(installation.topics.jobs("standard"), 2):
+            if message.key() == str(sent.ids[0]).encode():
+                reject(installation, message, "ledger_rejected")
+        headers = [(names.TENANT, b"default"), (names.BATCH_ID, sent.batch_id.encode())]
+        installation.send(installation.topics.results, str(sent.ids[1]).encode(), b"{}", headers)
+        assert list(client.follow_results(sent)) == []
+
+
 def test_following_a_larger_sending_still_counts_what_it_had_rejected(installation: Installation) -> None:
     with installation.client() as client:
         grown = client.submit([{"prompt": "a"}, b"not json"], idempotency_key="k")
