@@ -22,6 +22,7 @@ from uuid import UUID, uuid4
 import apache_kafka
 import crash_points
 import psycopg
+import recorders
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from standin import StandInEngine
@@ -401,15 +402,8 @@ def _patiently(ask: Callable[[], Any]) -> Any:
 @contextmanager
 def recording(made: Pipeline) -> Iterator[None]:
     """A recorder while the block runs."""
-    stop = threading.Event()
-    recorder = Recorder(made.bootstrap, made.topics, made.ledger, kafka=QUICK_GROUP)
-    thread = threading.Thread(target=recorder.run, args=(stop,), name="recorder")
-    thread.start()
-    try:
+    with recorders.running(Recorder(made.bootstrap, made.topics, made.ledger, kafka=QUICK_GROUP)):
         yield
-    finally:
-        stop.set()
-        thread.join(PATIENCE_S)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import apache_kafka
 import postgres
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from recorders import running
 from rows import outcome, query
 from waiting import eventually
 
@@ -63,24 +64,9 @@ class Line:
 
     @contextmanager
     def recorder(self, ledger: Ledger | None = None) -> Iterator[None]:
-        stop, failure = threading.Event(), []
-
-        def run() -> None:
-            try:
-                kafka = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
-                Recorder(self.bootstrap, self.topics, ledger or self.ledger, kafka=kafka).run(stop)
-            except BaseException as error:
-                failure.append(error)
-
-        thread = threading.Thread(target=run, name="recorder")
-        thread.start()
-        try:
+        kafka = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+        with running(Recorder(self.bootstrap, self.topics, ledger or self.ledger, kafka=kafka)):
             yield
-        finally:
-            stop.set()
-            thread.join(120)
-        assert not thread.is_alive()
-        assert not failure, failure
 
     def committed(self) -> int:
         """Offsets committed by the recorder's group, summed over its partitions."""

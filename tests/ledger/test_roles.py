@@ -1,6 +1,5 @@
 """deploy/roles.sql: each process can do its work with the rights it is given there, and nothing beyond."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pipeline
 import psycopg
 import pytest
 from pipeline import Pipeline
+from recorders import running
 from rows import attempt, job, named, outcome, rejection
 from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
@@ -73,15 +73,8 @@ def test_every_table_is_granted_to_somebody_and_read_by_the_analyst(
 
 @contextmanager
 def recording(line: Pipeline, url: str) -> Iterator[None]:
-    stop = threading.Event()
-    with Ledger(url) as ledger:
-        thread = threading.Thread(target=Recorder(line.bootstrap, line.topics, ledger).run, args=(stop,))
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join(120)
+    with Ledger(url) as ledger, running(Recorder(line.bootstrap, line.topics, ledger)):
+        yield
 
 
 def test_recorder_and_worker_run_under_their_roles_and_the_analyst_sees_it(

@@ -1,16 +1,15 @@
 """What Prometheus gets from a worker and a recorder."""
 
 import re
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 from pipeline import Pipeline, health_server
 from prometheus_client.parser import text_string_to_metric_families
+from recorders import running
 
 from headrace.engine.answers import TextChoice
 from headrace.engine.request import EngineStats, FinishReason
@@ -193,18 +192,6 @@ def test_an_engines_death_is_counted(line: Pipeline) -> None:
     found = scrape(worker.health_port)
     assert found["headrace_engine_deaths_total"] >= 2
     assert found["headrace_dead_letters_total{code=engine_failure}"] == 1
-
-
-@contextmanager
-def running(recorder: Recorder) -> Iterator[None]:
-    stop = threading.Event()
-    thread = threading.Thread(target=recorder.run, args=(stop,))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(120)
 
 
 def test_a_recorder_tells_what_it_wrote_and_what_waits(line: Pipeline) -> None:

@@ -4,13 +4,13 @@ import io
 import json
 import logging
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from pipeline import Pipeline, health_server
+from recorders import running
 
 from headrace.cli import logs
 from headrace.ledger import Ledger
@@ -38,18 +38,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 @contextmanager
 def recording(line: Pipeline) -> Iterator[int]:
     """A recorder at work, and the port of its health."""
-    stop = threading.Event()
     with Ledger(line.database_url) as ledger:
         recorder = Recorder(line.bootstrap, line.topics, ledger)
         server = HealthServer(0, recorder.status, recorder.metrics.registry)
-        thread = threading.Thread(target=recorder.run, args=(stop,))
-        thread.start()
-        try:
+        with closing(server), running(recorder):
             yield server.port
-        finally:
-            stop.set()
-            thread.join(120)
-            server.close()
 
 
 def page(port: int | None, path: str) -> str:
