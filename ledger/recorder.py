@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from headrace.ledger import kafka_log
 from headrace.ledger.errors import LedgerUnavailable
+from headrace.ledger.kafka_errors import never_mends
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.upkeep import Upkeep, chores
@@ -44,12 +45,6 @@ BULK = 5000
 GATHER_S = 0.05  # how long a record waits for company
 KEEP = timedelta(days=90)
 STATUS_EVERY_S = 1.0
-NEVER_MENDS = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError._AUTHENTICATION,
-    KafkaError._FATAL,
-})  # fmt: skip
 
 
 @dataclass
@@ -249,7 +244,7 @@ def _on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
 
 
 def _note(error: KafkaError) -> None:
-    if error.code() in NEVER_MENDS or error.fatal():
+    if never_mends(error):
         raise KafkaException(error)
     log.warning("Kafka: %s", error)
 

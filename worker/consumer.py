@@ -16,6 +16,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from headrace.ledger.kafka_errors import never_mends
 from headrace.ledger.kafka_log import callbacks
 from headrace.schemas.kafka_headers import headers_of
 from headrace.worker.errors import ConsumerFailed
@@ -41,12 +42,6 @@ OVERTAKEN = frozenset({
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.STALE_MEMBER_EPOCH,
-})  # fmt: skip
-NEVER_MENDS = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError._AUTHENTICATION,
-    KafkaError._FATAL,
 })  # fmt: skip
 
 
@@ -185,7 +180,7 @@ class TierConsumer:
         self._wake.set()
 
     def _note_error(self, error: KafkaError) -> None:
-        if error.fatal() or error.code() in NEVER_MENDS:
+        if never_mends(error):
             raise KafkaException(error)
         log.warning("%s: %s", self.topic, error)
 
