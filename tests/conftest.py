@@ -51,6 +51,19 @@ def kafka() -> Iterator[str]:
     broker.stop()
 
 
+@pytest.fixture
+def own_kafka() -> Iterator[object]:
+    """An ``apache_kafka.Broker`` that the test may kill: it keeps its data."""
+    import apache_kafka
+
+    broker = apache_kafka.start()
+    if broker.process is None or broker.kind == apache_kafka.TANSU:
+        broker.stop()
+        pytest.skip("needs a broker that keeps its data when it is killed")
+    yield broker
+    broker.stop()
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[object]:
     """A real Postgres that lives as long as the test session."""

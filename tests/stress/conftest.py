@@ -33,17 +33,6 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def own_kafka() -> Iterator[apache_kafka.Broker]:
-    """A broker that the test may kill."""
-    broker = apache_kafka.start()
-    if broker.process is None or broker.kind == apache_kafka.TANSU:
-        broker.stop()
-        pytest.skip("needs a broker that keeps its data when it is killed")
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
 def own_postgres() -> Iterator[postgres.Server]:
     """A server that the test may stop, with few connections to give."""
     server = postgres.server(max_connections="60")

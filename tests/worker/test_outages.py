@@ -1,7 +1,6 @@
 """Postgres or Kafka goes away for a while: what is finished waits, intake pauses, and nothing is lost."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +18,6 @@ from headrace.worker import worker as worker_module
 from headrace.worker.consumer import BATCH, RESUME_BELOW, TierConsumer
 
 PREFETCH = 64
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[apache_kafka.Broker]:
-    broker = apache_kafka.start()
-    if broker.process is None or broker.kind == apache_kafka.TANSU:
-        broker.stop()
-        pytest.skip("needs a broker that keeps its data when it is killed")
-    yield broker
-    broker.stop()
 
 
 def small_tiers(line: Pipeline) -> tuple:
@@ -112,14 +101,14 @@ def test_what_a_worker_cannot_write_before_it_stops_is_done_by_the_next_one(
 
 
 def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
-    own_broker: apache_kafka.Broker, database_url: str, tmp_path: Path
+    own_kafka: apache_kafka.Broker, database_url: str, tmp_path: Path
 ) -> None:
-    with pipeline(own_broker.bootstrap, database_url) as line:
+    with pipeline(own_kafka.bootstrap, database_url) as line:
         worker = line.start_worker(lambda: StandInEngine(latency_s=1.0, slots=32), tiers=small_tiers(line))
         ids = {line.submit(f"prompt {n}") for n in range(200)}
         line.wait_for(lambda: line.states()["succeeded"] > 20)
         running = submit_running(line, worker, tmp_path / "go on", 8)
-        with own_broker.away():
+        with own_kafka.away():
             (tmp_path / "go on").touch()
             line.wait_for(lambda: all(line.rows()[id] == "succeeded" for id in running))
             line.wait_for(lambda: worker.worker.status().unconfirmed >= len(running))
