@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Self, TypeVar
@@ -12,8 +12,9 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from headrace.client.errors import DeliveryFailed, InvalidLine, InvalidName
-from headrace.client.lines import Line, LineReader, Outgoing, Problem
+from headrace.client.lines import Line, LineReader, Outgoing, Problem, SentLine
 from headrace.client.outbox import Outbox
+from headrace.client.refusals import Refusals
 from headrace.client.results import Follower
 from headrace.schemas import (
     BatchClosed,
@@ -45,7 +46,8 @@ class Submission:
     """A batch that was handed over.
 
     ids: of the jobs, in the order of their lines. expected: how many records were sent, which is how many end.
-    problems: lines that will not succeed, the first first.
+    problems: lines that will not succeed, the first first; then those that were found to be refused while the results were
+    followed. lines: of each job, what it was sent with.
     """
 
     tenant: str
@@ -53,6 +55,7 @@ class Submission:
     ids: list[UUID]
     expected: int
     problems: list[Problem]
+    lines: Mapping[UUID, SentLine] = field(default_factory=dict, repr=False, compare=False)
 
 
 class Client:
@@ -171,12 +174,21 @@ class Client:
 
         Ends when the batch is closed and as many of its lines have ended as were sent; or when nothing has come for
         ``idle_timeout`` seconds. Of a batch sent several times under its idempotency key each line counts once, and the
-        largest number holds. Given the Submission, it also waits for each of its jobs. A result too large for a message is read from the results store; one that cannot be
-        read there comes as it was published, with ``result_ref`` instead of its answers. Raises BrokerUnreachable and
-        TopicMissing.
+        largest number holds. A result too large for a message is read from the results store; one that cannot be read there
+        comes as it was published, with ``result_ref`` instead of its answers.
+
+        Given the Submission, it also waits for each of its jobs, and adds to ``problems`` the lines that turn out to be
+        refused. Such a line has no result: that of other content which has its id is left out.
+
+        Raises BrokerUnreachable and TopicMissing.
         """
-        batch_id, ids = (batch, []) if isinstance(batch, str) else (batch.batch_id, batch.ids)
-        follower = Follower(self._kafka, self.topics, self.tenant, batch_id, ids)
+        if isinstance(batch, str):
+            follower = Follower(self._kafka, self.topics, self.tenant, batch)
+        else:
+            refusals = Refusals(batch.lines, batch.problems)
+            follower = Follower(
+                self._kafka, self.topics, self.tenant, batch.batch_id, batch.ids, refusals=refusals
+            )
         return map(self._whole, follower.results(idle_timeout))
 
     def _whole(self, result: JobResult) -> JobResult:
@@ -225,7 +237,7 @@ class Client:
             self._outbox.flush()
         finally:
             self.confirmed = self._outbox.confirmed - before
-        return Submission(reader.tenant, reader.batch_id, ids, sent, problems)
+        return Submission(reader.tenant, reader.batch_id, ids, sent, problems, reader.first_of)
 
     def _send_control(self, message: ControlMessage, patience: float = float("inf")) -> None:
         self._outbox.send(self.topics.control, *message.encode())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from headrace.schemas import (
@@ -47,6 +47,13 @@ class Problem:
         return f"line {self.line}: {self.message}"
 
 
+class SentLine(NamedTuple):
+    """What is remembered of a line that names a job: its content's hash, and its number."""
+
+    content_sha: bytes
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A line as a record. id: the job's key, None where the line is no JSON object and so never becomes a job."""
@@ -65,6 +72,7 @@ class LineReader:
     A line is never changed: what it does not say itself (tenant, batch, job id, deadline) goes along as headers. With
     an ``idempotency_key`` a line's job id is made of that and its custom id (else its number), so that submitting the
     same lines again gives the same jobs; ``submission``, a name that no other sending has, then tells this one from others.
+    ``first_of`` is the first line of each job that was read.
     """
 
     tenant: str
@@ -73,9 +81,8 @@ class LineReader:
     deadline: datetime | None = None
     max_bytes: int = 900_000
     submission: str | None = None
+    first_of: dict[UUID, SentLine] = field(default_factory=dict)
     _times_named: Counter[str] = field(default_factory=Counter)
-    # Of each job the content's hash and the number of its first line.
-    _first_of: dict[UUID, tuple[bytes, int]] = field(default_factory=dict)
 
     def read(self, line: Line, number: int) -> Outgoing:
         """The record for ``line``, the ``number``-th of the batch."""
@@ -150,7 +157,7 @@ class LineReader:
         """Two copies of a job are one job, and the batch would wait for a second."""
         if envelope.id == _UNNAMED:
             return None
-        sha, first = self._first_of.setdefault(envelope.id, (envelope.content_sha, number))
+        sha, first = self.first_of.setdefault(envelope.id, SentLine(envelope.content_sha, number))
         if first == number:
             return None
         same = sha == envelope.content_sha

@@ -14,6 +14,7 @@ from headrace.client.announced import Announced
 from headrace.client.heard import Heard
 from headrace.client.readback import Place, place_of
 from headrace.client.reading import PATIENCE_S, next_messages, partitions, properties, raise_if_final
+from headrace.client.refusals import Refusals
 from headrace.schemas import JobResult, Topics, UnreadableResult, dead_letter_source, named_key
 from headrace.schemas import topics as names
 from headrace.schemas.envelope import submission_of
@@ -23,8 +24,11 @@ from headrace.schemas.kafka_headers import headers_of
 # Clocks differ: a worker's first result may bear an earlier time than the batch's opening.
 _MARGIN_MS = int(timedelta(minutes=5).total_seconds() * 1000)
 # Letters that no result goes with. A job that Postgres refused has a result, unless that was refused too.
-_REJECTING = {code.value.encode() for code in ErrorCode if code.outcome is Outcome.REJECTED}
-_REJECTING.add(ErrorCode.LEDGER_REJECTED.value.encode())
+_REJECTING = {
+    code.value.encode(): code
+    for code in ErrorCode
+    if code.outcome is Outcome.REJECTED or code is ErrorCode.LEDGER_REJECTED
+}
 
 
 class Follower:
@@ -35,11 +39,18 @@ class Follower:
     A line of the batch has ended when its job has a result, or when its record was rejected and no job of the batch stands
     for it. What was rejected of another sending than the one that the batch's count is of was sent again, and does not count.
 
-    ids: jobs that are waited for besides, whatever the count says.
+    ids: jobs that are waited for besides, whatever the count says. refusals: learns which lines never became jobs; the answer
+    to other content than was sent under an id is not given.
     """
 
     def __init__(
-        self, kafka: Mapping[str, Any], topics: Topics, tenant: str, batch_id: str, ids: Iterable[UUID] = ()
+        self,
+        kafka: Mapping[str, Any],
+        topics: Topics,
+        tenant: str,
+        batch_id: str,
+        ids: Iterable[UUID] = (),
+        refusals: Refusals | None = None,
     ) -> None:
         self._heard = Heard()
         self._config = properties(kafka, self._heard, f"headrace-follow-{uuid4()}")
@@ -51,6 +62,7 @@ class Follower:
         self._ids: set[UUID] = set()
         self._rejected: defaultdict[str | None, set[UUID | Place]] = defaultdict(set)  # by their sending
         self._left = set(ids)
+        self._refusals = refusals or Refusals({}, [])
 
     def results(self, idle_timeout: float | None) -> Iterator[JobResult]:
         """New results until the batch is complete, or none came for ``idle_timeout`` seconds."""
@@ -128,7 +140,7 @@ class Follower:
             return None
         self._runs.add((result.id, result.run))
         self._note_ended(result.id)
-        return result
+        return None if self._refusals.take_result(result.id, message) else result
 
     def _note_ended(self, id: UUID) -> None:
         self._ids.add(id)
@@ -143,11 +155,12 @@ class Follower:
         """
         headers = headers_of(message)
         named = dict(headers)
-        code = named.get(names.DEAD_CODE)
-        if code not in _REJECTING:
+        code = _REJECTING.get(named.get(names.DEAD_CODE) or b"")
+        if code is None:
             return
+        self._refusals.take_letter(_key(message), code, message)
         job_id, sending = named.get(names.JOB_ID), submission_of(headers)
-        duplicate = code == ErrorCode.DUPLICATE_JOB_ID.encode()
+        duplicate = code is ErrorCode.DUPLICATE_JOB_ID
         if duplicate and (job_id or sending) and named.get(names.DEAD_SAME_BATCH) != b"false":
             return
         source = dead_letter_source(headers)

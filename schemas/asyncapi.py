@@ -7,7 +7,7 @@ from headrace.schemas.topics import Topics
 
 _FORMAT = "application/schema+json;version=draft-2020-12"
 _JOB_HEADERS = (*topics.FIELD_HEADERS, topics.SUBMISSION, *topics.REPEAT_HEADERS)
-_RESULT_HEADERS = (topics.TENANT, topics.BATCH_ID, topics.CUSTOM_ID)
+_RESULT_HEADERS = (topics.TENANT, topics.BATCH_ID, topics.CUSTOM_ID, topics.CONTENT)
 _DEAD_HEADERS = (*topics.FIELD_HEADERS, topics.SUBMISSION, *topics.DEAD_HEADERS)
 _CONTROL = {
     "BatchOpened": ("batch_opened", "A batch exists, and its jobs follow."),

@@ -25,6 +25,10 @@ FIELD_HEADERS = {
 # batch names it too, so that what another sending had rejected need not count.
 SUBMISSION = "headrace-submission"
 
+# On results: the content of the job that was answered (Envelope.content_sha in hexadecimal), so that whoever sent other content
+# under the same id does not take the answer for theirs.
+CONTENT = "headrace-content"
+
 # On a record sent once more: which run of its job it asks for, and the place (partition/offset/timestamp in its topic)
 # of the record that it repeats.
 RUN = "headrace-run"

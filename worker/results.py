@@ -79,11 +79,12 @@ def _row(job: Job, result: JobResult, body: bytes) -> OutcomeRow:
 
 
 def result_record(topic: str, job: Job, body: bytes) -> Publication:
-    """The record of a result: keyed by the job's id, with the trace that came with the job."""
+    """The record of a result: keyed by the job's id, with its content's hash and the trace that came with the job."""
     row = job.row
     names = ((topics.TENANT, row.tenant), (topics.BATCH_ID, row.batch_id), (topics.CUSTOM_ID, row.custom_id))
     headers: Headers = [(topics.CONTENT_TYPE, topics.JSON)]
     headers += [(name, text.encode("utf-8", "replace")) for name, text in names if text is not None]
+    headers.append((topics.CONTENT, row.content_sha.hex().encode()))
     headers += trace_of(job.deliveries[0].headers)
     return Publication(topic, str(row.id).encode(), body, headers, job)
 

@@ -436,6 +436,29 @@ def test_following_counts_a_second_line_of_one_name_though_it_was_sent_under_a_k
         assert [result.id for result in client.follow_results(sent)] == sent.ids[:1]
 
 
+def test_a_line_is_refused_by_a_letter_of_its_own_content_alone(installation: Installation) -> None:
+    lines: list[Line] = [
+        {"custom_id": "a", "prompt": "once"},
+        {"custom_id": "b", "prompt": "x"},
+        {"job_id": "late", "prompt": "y"},
+    ]
+    with installation.client() as client:
+        client.submit([{"custom_id": "a", "prompt": "another time"}], idempotency_key="k")
+        sent = client.submit(lines, idempotency_key="k")
+        for message in installation.read(installation.topics.jobs("standard"), 4):
+            if any(prompt in (message.value() or b"") for prompt in (b"another time", b'"x"')):
+                reject(installation, message, "duplicate_job_id", DEAD_SAME_BATCH=b"true")
+            if b"late" in (message.value() or b""):
+                reject(installation, message, "job_id_out_of_range", DEAD_MESSAGE=b"too late")
+        installation.finish(sent, sent.ids[:2])
+        list(client.follow_results(sent, idle_timeout=60))
+    assert {(problem.line, problem.code) for problem in sent.problems} == {
+        (2, ErrorCode.DUPLICATE_JOB_ID),
+        (3, ErrorCode.JOB_ID_OUT_OF_RANGE),
+    }
+    assert "line 3: too late" in map(str, sent.problems)
+
+
 def test_of_what_was_announced_only_that_is_told_which_the_recorder_has_not_confirmed(
     installation: Installation,
 ) -> None:

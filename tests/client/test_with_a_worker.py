@@ -10,7 +10,7 @@ from pipeline import Pipeline, pipeline, recording
 
 from headrace.client import Client
 from headrace.ledger import BatchState
-from headrace.schemas import JobState
+from headrace.schemas import ErrorCode, JobState
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -77,7 +77,9 @@ def test_lines_sent_again_changed_mended_or_under_another_batch_end_it_for_follo
         running.wait_terminal(2)
         sent = client.submit(again, idempotency_key="nightly")
         elsewhere = client.submit(again, batch_id="elsewhere", idempotency_key="nightly")
-        assert {result.id for result in client.follow_results(sent)} == set(sent.ids)
+        unchanged = {sent.ids[0], sent.ids[2]}
+        assert {result.id for result in client.follow_results(sent)} == unchanged
+        assert {result.id for result in client.follow_results(sent.batch_id)} == set(sent.ids)
         assert list(client.follow_results(elsewhere)) == []
 
         def told(batch_id: str) -> tuple[BatchState, int, int] | None:
@@ -87,6 +89,23 @@ def test_lines_sent_again_changed_mended_or_under_another_batch_end_it_for_follo
         running.wait_for(lambda: told(sent.batch_id) == (BatchState.COMPLETE, 3, 1))
         running.wait_for(lambda: told("elsewhere") == (BatchState.COMPLETE, 0, 3))
     assert [row.code for row in running.ledger.rejections("default", sent.batch_id)] == ["duplicate_job_id"]
+
+
+@pytest.mark.parametrize("batch_id", [None, "elsewhere"])
+def test_a_line_that_was_changed_under_its_key_is_told_and_does_not_get_the_former_answer(
+    running: Pipeline, batch_id: str | None
+) -> None:
+    lines = [{"custom_id": "same", "prompt": "a"}, {"custom_id": "changed", "prompt": "France"}]
+    with Client(running.bootstrap, running.topics) as client:
+        client.submit(lines, idempotency_key="monday")
+        running.wait_terminal(2)
+        lines[1] = {"custom_id": "changed", "prompt": "Germany"}
+        again = client.submit(lines, idempotency_key="monday", batch_id=batch_id)
+        assert again.problems == []
+        answers = [result.choices[0].text for result in client.follow_results(again, idle_timeout=120)]
+    assert answers == (["echo: a"] if batch_id is None else [])
+    refused = {problem.line: problem.code for problem in again.problems}
+    assert refused == dict.fromkeys([2] if batch_id is None else [1, 2], ErrorCode.DUPLICATE_JOB_ID)
 
 
 def test_the_python_of_the_readme_gets_its_answer(
