@@ -299,6 +299,8 @@ def refusal(whose: str, doing: str, error: Exception) -> InvalidRequest:
     name = type(error).__name__
     log.error("%s failed for %s: %s", doing, whose, name)
     log.debug("where", exc_info=error)  # not above: the message may quote the request or the answer
+    if isinstance(error, MemoryError):  # no fault of the request's: others will have given some back
+        return InvalidRequest(f"{doing} found no memory left", code="out_of_memory")
     return InvalidRequest(f"{doing} failed with {name}", code="internal_error")
 
 

@@ -69,7 +69,6 @@ class RequestError:
     code: str
     message: str
     param: str | None = None
-    retriable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,11 @@ class ErrorCode(StrEnum):
         Outcome.FAILED,
         "The engine failed again and again with this job alone.",
     )
+    OUT_OF_MEMORY = (
+        "out_of_memory",
+        Outcome.FAILED,
+        "The worker found no memory left for the job's text, again and again.",
+    )
     INTERNAL_ERROR = (
         "internal_error",
         Outcome.FAILED,

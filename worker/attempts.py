@@ -190,7 +190,7 @@ class Attempts:
     # --- after the engine -------------------------------------------------------------------------------------------
 
     def _conclude(self, job: Job, done: TextCompletion, now: float) -> None:
-        retry = None if done.error is None else retry_for(done.error, job.attempt)
+        retry = None if done.error is None else retry_for(done.error.code, job.attempt)
         if job.verdict is None and done.aborted:
             self._return([job], died=False)
             return

@@ -6,7 +6,6 @@ from typing import Any
 from headrace.schemas import JobState
 from headrace.worker.job import Job, Rejection
 from headrace.worker.metrics import known_code
-from headrace.worker.retries import RETRIABLE
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +19,7 @@ def ended(job: Job, state: JobState, code: str | None) -> None:
 
 def retried(job: Job, code: str, wait_s: float) -> None:
     """An attempt failed, and the job runs again."""
-    extra = {"attempt": job.attempt, "wait_s": round(wait_s, 3), "code": known_code(code, RETRIABLE)}
+    extra = {"attempt": job.attempt, "wait_s": round(wait_s, 3), "code": code}
     log.info("attempt failed, trying again", extra=_ids(job) | extra)
 
 

@@ -6,7 +6,7 @@ event. No label has more values than the code knows: no tenants, no batches, no 
 """
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from time import time
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PREFIX = "headrace_"
 OTHER = "other"
+_CODES = frozenset(ErrorCode)
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 LONG_SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14_400, 43_200, 86_400)
@@ -65,9 +66,8 @@ class Metrics:
         self._errors = self._counter("job_errors", "The same that did not succeed, by code.", code=codes)
         self._dead = self._counter("dead_letters", "Records put on the dead-letter topic.", code=codes)
         self._attempts = self._counter("attempts", "Jobs given to the engine, again or anew.", tier=tiers)
-        retriable = [*RETRIABLE, OTHER]
         self._retries = self._counter(
-            "retries", "Attempts to be tried again, by the engine's code.", code=retriable
+            "retries", "Attempts to be tried again, by the engine's code.", code=list(RETRIABLE)
         )
         self._deaths = Counter(PREFIX + "engine_deaths", "Times the engine died.", registry=self.registry)
         self._commits = self._counter("offset_commits", "Commits, by partition.", tier=tiers, outcome=COMMITS)
@@ -126,7 +126,7 @@ class Metrics:
 
     def retried(self, code: str) -> None:
         """An attempt failed and will be tried again."""
-        self._retries[known_code(code, RETRIABLE)].inc()
+        self._retries[code].inc()
 
     def engine_died(self) -> None:
         """The engine died, and what was in it runs again."""
@@ -237,9 +237,9 @@ def _since(job: "Job") -> float:
     return max(0.0, time() - job.row.submitted_at.timestamp())
 
 
-def known_code(code: str, known: Container[str] = frozenset(ErrorCode)) -> str:
+def known_code(code: str) -> str:
     """An engine may make up codes; what is not in our tables is one label, not many, and nobody's text."""
-    return code if code in known else OTHER
+    return code if code in _CODES else OTHER
 
 
 M = TypeVar("M", Counter, Histogram)

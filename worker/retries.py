@@ -1,19 +1,20 @@
 """Which failures are worth another try, how often, and when.
 
-One table. What is not in it fails at once: trying an invalid job again costs a GPU and gives the same error.
+One table. What is not in it fails at once: trying an invalid job again costs a GPU and gives the same error. An engine that
+dies fails no job: those it held run again, as worker/suspects.py says.
 """
 
 import random
 from dataclasses import dataclass
 
-from headrace.engine.text_engine import RequestError
+from headrace.schemas import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """attempts: at most so many in all. The wait doubles from ``first_s`` up to ``longest_s``."""
+    """attempts: at most so many in all. The wait doubles from ``first_s`` up to ``longest_s``: three minutes together."""
 
-    attempts: int = 4
+    attempts: int = 10
     first_s: float = 0.5
     longest_s: float = 60.0
 
@@ -24,17 +25,12 @@ class Retry:
 
 
 RETRIABLE: dict[str, Retry] = {
-    # The engine holds as many requests as it can; nothing is wrong with the job.
-    "engine_busy": Retry(attempts=20),
-    # The KV cache or the device ran out of memory for now.
-    "out_of_memory": Retry(attempts=4, first_s=2.0),
+    # This process had no memory left to prepare the request or to read its answer; other requests give theirs back.
+    ErrorCode.OUT_OF_MEMORY: Retry(),
 }
 
-# An engine may call an error retriable that the table does not know.
-BY_THE_ENGINE = Retry()
 
-
-def retry_for(error: RequestError, attempt: int) -> Retry | None:
+def retry_for(code: str, attempt: int) -> Retry | None:
     """How to retry after the ``attempt``-th failure, or None if it is final."""
-    retry = RETRIABLE.get(error.code) or (BY_THE_ENGINE if error.retriable else None)
+    retry = RETRIABLE.get(code)
     return retry if retry is not None and attempt < retry.attempts else None

@@ -299,6 +299,10 @@ def test_bad_requests_take_no_neighbour_with_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [(RecursionError, "internal_error", "failed with RecursionError"), (MemoryError, "out_of_memory", "found no memory left")],
+)  # fmt: skip
+@pytest.mark.parametrize(
     ("owner", "method", "doing", "is_bad"),
     [
         (Tokenizer, "encode_many", "reading the prompt", lambda _, texts: SECRET in texts),
@@ -308,15 +312,15 @@ def test_bad_requests_take_no_neighbour_with_them() -> None:
         (Answer, "choice", "reading the answer", lambda answer, done: done.id == "bad#1"),
     ],
 )  # fmt: skip
-def test_a_defect_of_ours_fails_the_request_that_meets_it_and_no_other(
-    owner: type, method: str, doing: str, is_bad: Callable[..., bool],
+def test_a_defect_of_ours_or_a_want_of_memory_fails_the_request_that_meets_it_and_no_other(
+    owner: type, method: str, doing: str, is_bad: Callable[..., bool], raised: type[Exception], code: str, told: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     sound = getattr(owner, method)
 
     def defective(self: object, *args: Any) -> Any:
         if is_bad(self, *args):
-            raise RecursionError(SECRET)
+            raise raised(SECRET)
         return sound(self, *args)
 
     monkeypatch.setattr(owner, method, defective)
@@ -326,7 +330,7 @@ def test_a_defect_of_ours_fails_the_request_that_meets_it_and_no_other(
     bad = TextRequest("bad", prompt=SECRET, n=3, stop=("stopped",))
     ended = run(engine, [good[0], bad, good[1]])
 
-    assert ended["bad"].error == RequestError("internal_error", f"{doing} failed with RecursionError")
+    assert ended["bad"].error == RequestError(code, f"{doing} {told}")
     assert ended["bad"].choices == []
     assert [ended[request.id].choices[0].text for request in good] == [STORY.partition("stopped")[0]] * 2
     assert SECRET not in caplog.text

@@ -5,7 +5,6 @@ submitted to a worker in another process is scripted too:
 
     ``fail:CODE``      ends with that error, final
     ``flaky:N``        fails with a retriable error the first N times it is tried by this engine object
-    ``busy:CODE``      fails with that retriable error each time
     ``busy-unless:PATH``  fails with a retriable error until the file PATH exists
     ``slow:SECONDS``   takes that long
     ``until:PATH``     takes until the file PATH exists
@@ -118,7 +117,7 @@ class StandInEngine:
         if command == "fail-unless" and broken:
             return _error(request, RequestError("no_good", "scripted to fail until it is mended"))
         if command == "busy-unless" and broken:
-            return _error(request, RequestError("engine_busy", "scripted to fail for now", retriable=True))
+            return _error(request, RequestError("out_of_memory", "scripted to fail for now"))
         dies = command == "die" or (command == "die-unless" and broken)
         if dies or (command == "die-once" and _first_time(argument)):
             self.kill()
@@ -127,10 +126,8 @@ class StandInEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if command == "fail":
             return _error(request, RequestError(argument, f"scripted to fail with {argument}"))
-        if command == "busy":
-            return _error(request, RequestError(argument, "scripted to fail for now", retriable=True))
         if command == "flaky" and self.tries[request.id] <= int(argument):
-            return _error(request, RequestError("engine_busy", "scripted to fail for now", retriable=True))
+            return _error(request, RequestError("out_of_memory", "scripted to fail for now"))
         return _answer(request, FinishReason.STOP, elapsed)
 
     def _duration(self, request: TextRequest) -> float:

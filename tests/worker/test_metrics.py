@@ -158,7 +158,7 @@ def test_a_worker_counts_what_becomes_of_its_jobs(line: Pipeline) -> None:
     assert found["headrace_job_errors_total{code=other}"] == 1  # an engine's own code is no label of its own
     assert found["headrace_job_errors_total{code=invalid_value}"] == 1
     assert found["headrace_dead_letters_total{code=invalid_json}"] == 1
-    assert found["headrace_retries_total{code=engine_busy}"] == 2
+    assert found["headrace_retries_total{code=out_of_memory}"] == 2
     assert found["headrace_attempts_total{tier=standard}"] == 14
     assert found["headrace_request_success_total{finished_reason=stop,model_name=stand-in}"] == 21
     assert found["headrace_request_prompt_tokens_sum{model_name=stand-in}"] == 21 * 8

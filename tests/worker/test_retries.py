@@ -2,26 +2,20 @@
 
 import pytest
 
-from headrace.engine.text_engine import RequestError
 from headrace.worker.retries import RETRIABLE, Retry, retry_for
 from headrace.worker.timetable import Timetable
 
 
-@pytest.mark.parametrize("code", ["invalid_request", "context_length_exceeded", "no_chat_template"])
-def test_an_invalid_request_is_final(code: str) -> None:
-    assert retry_for(RequestError(code, "no"), attempt=1) is None
+@pytest.mark.parametrize("code", ["invalid_request", "internal_error", "unheard_of"])
+def test_what_the_table_does_not_name_is_final(code: str) -> None:
+    assert retry_for(code, attempt=1) is None
 
 
 @pytest.mark.parametrize("code", sorted(RETRIABLE))
 def test_the_table_says_how_often_a_passing_trouble_is_retried(code: str) -> None:
     allowed = RETRIABLE[code].attempts
-    assert retry_for(RequestError(code, "busy"), attempt=allowed - 1) is RETRIABLE[code]
-    assert retry_for(RequestError(code, "busy"), attempt=allowed) is None
-
-
-def test_the_engine_may_call_an_unknown_error_retriable() -> None:
-    assert retry_for(RequestError("odd", "once more", retriable=True), attempt=1) is not None
-    assert retry_for(RequestError("odd", "no more"), attempt=1) is None
+    assert retry_for(code, attempt=allowed - 1) is RETRIABLE[code]
+    assert retry_for(code, attempt=allowed) is None
 
 
 def test_the_wait_doubles_up_to_a_limit_and_is_jittered() -> None:
