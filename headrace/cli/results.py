@@ -101,11 +101,14 @@ class Lines:
 def write_results(
     ledger: "Ledger", tenant: str, batch_id: str, lines: Lines, *, promise: Promise | None, stop: Event
 ) -> int:
-    """Write what there is; with a ``promise`` go on until the batch is over. Returns the number of lines."""
+    """Write what there is; with a ``promise`` go on until the batch is over, also while Postgres is away.
+
+    Returns the number of lines.
+    """
     # Jobs do not end in the order of their ids, so each look reads all pages again; `written` costs one id a job.
     written: set[UUID | tuple[str, int, int]] = set()
     seen: tuple[int, ...] = ()
-    waiting = Waiting(stop, batch_id)
+    waiting = Waiting(stop, batch_id, answered=True)
 
     def look() -> "BatchProgress | None":
         nonlocal seen
@@ -131,7 +134,7 @@ def write_results(
 
 def write_result(ledger: "Ledger", id: UUID, lines: Lines, *, follow: bool, stop: Event) -> int:
     """Write one job's result, waiting for it with ``follow``. Returns the number of lines, 0 or 1."""
-    waiting = Waiting(stop)
+    waiting = Waiting(stop, answered=follow)
     while (result := waiting.ask(lambda: ledger.result(id))) is None:
         if not follow or stop.wait(POLL_S):
             return 0

@@ -17,18 +17,21 @@ T = TypeVar("T")
 
 
 class Waiting:
-    """What a follower says on stderr of what it waits for: once each time, and not what goes as it should."""
+    """What a follower says on stderr of what it waits for: once each time, and not what goes as it should.
 
-    def __init__(self, stop: Event, batch_id: str = "") -> None:
+    answered: Postgres has answered this command before, so its address is right.
+    """
+
+    def __init__(self, stop: Event, batch_id: str = "", *, answered: bool = False) -> None:
         self._stop, self._batch_id = stop, batch_id
-        self._answered = self._away = False
+        self._answered, self._away = answered, False
         self._last: BatchProgress | None = None
         self._since: float | None = time.monotonic()
 
     def ask(self, question: Callable[[], T]) -> T | None:
         """What the job table says, however long Postgres is away; None where ``stop`` was set before it came back.
 
-        The first question is not waited for: raises LedgerUnavailable, since then an address may be wrong.
+        Where it has never answered it is not waited for: raises LedgerUnavailable.
         """
         from headrace.ledger import LedgerUnavailable
 

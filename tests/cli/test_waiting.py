@@ -55,6 +55,10 @@ def test_a_postgres_that_is_away_at_the_start_is_an_error_at_once(told: list[str
     assert told == []
 
 
+def test_a_postgres_that_has_answered_another_question_is_waited_for_from_the_start(told: list[str]) -> None:
+    assert Waiting(Event(), answered=True).ask(Away(GONE, "a")) == "a"
+
+
 def test_who_has_seen_enough_does_not_wait_for_postgres(told: list[str]) -> None:
     stop = Event()
     questions, asker = Away("a", GONE), Waiting(stop)
