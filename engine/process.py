@@ -160,6 +160,7 @@ def _serve(config: EngineConfig, pipe: Connection) -> None:
         pass  # the parent is gone
     finally:
         engine.close()
+        gc.unfreeze()  # else the interpreter keeps Triton's objects to its end, and its bindings print them as leaks
 
 
 def _collect_seldom() -> None:

@@ -51,6 +51,15 @@ def test_it_answers_as_the_engine_in_this_process_does(config, engine):
     assert engine.info == here.info
 
 
+def test_the_child_ends_without_a_word(config, capfd):
+    """Bindings of libraries look for what is left at the end, and print it."""
+    engine = EngineProcess(config)
+    engine.add_many([Request("a", [3], PARAMS)])
+    assert set(collect(engine, 1)) == {"a"}
+    engine.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_a_bad_request_is_refused_in_the_callers_process_and_the_child_lives_on(engine):
     with pytest.raises(InvalidRequest, match="empty"):
         engine.add_many([Request("a", [], PARAMS)])
