@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import asking
 import pytest
 from scripted_engine import ScriptedEngine
 from small_tokenizers import small
@@ -32,14 +33,10 @@ def scripted(
 
 
 def run(engine: LocalTextEngine, *requests: TextRequest) -> dict[str, TextCompletion]:
-    engine.add_many(requests)
-    ended: list[TextCompletion] = []
-    while len(ended) < len(requests):
-        ended += engine.poll(60.0)
-    assert sorted(c.id for c in ended) == sorted(r.id for r in requests)
+    ended = asking.run(engine, requests)
     assert not engine._running
     assert not engine._answers
-    return {c.id: c for c in ended}
+    return ended
 
 
 def one(engine: LocalTextEngine, **fields: Any) -> TextCompletion:

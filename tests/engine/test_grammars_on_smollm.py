@@ -8,12 +8,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from asking import run
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.grammar import Grammar
 from headrace.engine.request import FinishReason, SamplingParams
 from headrace.engine.text import LocalTextEngine, open_text_engine
-from headrace.engine.text_engine import TextCompletion, TextRequest
+from headrace.engine.text_engine import TextRequest
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -42,14 +43,6 @@ def engine(smollm: Path) -> Iterator[LocalTextEngine]:
     made = open_text_engine(config)
     yield made
     made.close()
-
-
-def run(engine: LocalTextEngine, requests: list[TextRequest]) -> dict[str, TextCompletion]:
-    engine.add_many(requests)
-    ended: list[TextCompletion] = []
-    while len(ended) < len(requests):
-        ended += engine.poll(120.0)
-    return {done.id: done for done in ended}
 
 
 @pytest.mark.timeout(600)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from asking import run
 from scripted_engine import ScriptedEngine
 from small_tokenizers import transformers_tokenizer
 
@@ -63,11 +64,7 @@ def test_a_text_that_makes_the_tokenizer_panic_fails_its_request_alone(
     tokenizer = panicking_on_long_texts()
     said = tokenizer.encode_rendered(["Yes."])[0]
     engine = LocalTextEngine(ScriptedEngine(lambda request: said, len(tokenizer.pieces())), tokenizer)
-    engine.add_many(
-        [TextRequest("a", prompt="go"), TextRequest("bad", **fields), TextRequest("b", prompt="go")]
-    )
-    ended = {}
-    while len(ended) < 3:
-        ended |= {done.id: done for done in engine.poll(5.0)}
+    good = [TextRequest(name, prompt="go") for name in "ab"]
+    ended = run(engine, [good[0], TextRequest("bad", **fields), good[1]])
     assert ended["bad"].error == RequestError("internal_error", f"{doing} failed with LibraryPanic")
     assert [ended[name].choices[0].text for name in "ab"] == ["Yes.", "Yes."]

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_model
+from asking import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
@@ -34,16 +35,6 @@ def scripted(text: str = STORY, **options: Any) -> tuple[LocalTextEngine, Script
     tokens = said(text)
     inner = ScriptedEngine(lambda request: tokens, len(TOKENIZER.pieces()), **options)
     return LocalTextEngine(inner, TOKENIZER, model="small"), inner
-
-
-def run(engine: TextEngine, requests: Sequence[TextRequest]) -> dict[str, TextCompletion]:
-    """All completions by id; every request must end exactly once."""
-    engine.add_many(requests)
-    ended: list[TextCompletion] = []
-    while len(ended) < len(requests):
-        ended += engine.poll(60.0)
-    assert sorted(c.id for c in ended) == sorted(r.id for r in requests)
-    return {c.id: c for c in ended}
 
 
 def one(engine: TextEngine, **fields: Any) -> TextCompletion:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from asking import run
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.generate import ParsedLine, Progress, generate
 from headrace.engine.request import FinishReason, SamplingParams
 from headrace.engine.text import LocalTextEngine
-from headrace.engine.text_engine import TextCompletion, TextRequest
+from headrace.engine.text_engine import TextRequest
 from headrace.engine.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -31,14 +32,6 @@ def engine(token_engine: Engine, smollm: Path) -> Iterator[LocalTextEngine]:
     token_engine.check()
     assert token_engine.stats().running == 0
     assert token_engine.stats().blocks_live == 0
-
-
-def run(engine: LocalTextEngine, requests: list[TextRequest]) -> dict[str, TextCompletion]:
-    engine.add_many(requests)
-    ended: list[TextCompletion] = []
-    while len(ended) < len(requests):
-        ended += engine.poll(60.0)
-    return {c.id: c for c in ended}
 
 
 def test_stop_strings_cut_real_text_where_it_would_have_said_them(engine: LocalTextEngine) -> None:

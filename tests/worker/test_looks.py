@@ -8,12 +8,14 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from asking import run
+from asking_lines import run_lines
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.text import LocalTextEngine
-from headrace.engine.text_engine import TextCompletion, TextRequest
+from headrace.engine.text_engine import TextRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.schemas import JobResult
 from headrace.worker import translate
@@ -41,18 +43,10 @@ def model(smollm: Path) -> PreTrainedModel:
 
 def results(engine: LocalTextEngine, *lines: dict[str, Any]) -> list[JobResult]:
     """What answers these lines, all in one batch."""
-    jobs, requests = {}, []
-    for number, line in enumerate(lines):
-        request, jobs[str(number)] = translate.read_line(orjson.dumps(line), number)
-        assert isinstance(request, TextRequest), request
-        requests.append(request)
-    engine.add_many(requests)
-    ended: dict[str, TextCompletion] = {}
-    while len(ended) < len(requests):
-        ended |= {done.id: done for done in engine.poll(60.0)}
-    for done in ended.values():
+    ended = run_lines(engine, lines)
+    for _, done in ended:
         assert done.error is None, done.error
-    answered = [translate.succeeded(jobs[str(n)], ended[str(n)], model="m") for n in range(len(lines))]
+    answered = [translate.succeeded(job, done, model="m") for job, done in ended]
     assert [JobResult.decode(result.encode()) for result in answered] == answered
     return answered
 
@@ -140,26 +134,16 @@ def test_several_inputs_have_the_vectors_that_each_has_alone(
 
 def test_an_input_that_cannot_be_read_fails_its_own_job_and_is_named(engine: LocalTextEngine) -> None:
     lines = [["a", "b " * 9000], ["a", [1, 99_999]], ["a", "b"]]
-    read = [
-        translate.read_line(
-            orjson.dumps({"custom_id": "c", "url": "/v1/embeddings", "body": {"input": line}}), number
-        )
-        for number, line in enumerate(lines)
-    ]
-    engine.add_many([request for request, _ in read if isinstance(request, TextRequest)])
-    ended: dict[str, TextCompletion] = {}
-    while len(ended) < len(lines):
-        ended |= {done.id: done for done in engine.poll(60.0)}
-    told = [
-        translate.to_error(done.error, read[int(name)][1])  # type: ignore[arg-type]
-        for name, done in sorted(ended.items())
-        if done.error is not None
-    ]
+    ended = run_lines(
+        engine,
+        [{"custom_id": "c", "url": "/v1/embeddings", "body": {"input": line}} for line in lines],
+    )
+    told = [translate.to_error(done.error, job) for job, done in ended if done.error is not None]
     assert [(error.code, error.param) for error in told] == [
         ("context_length_exceeded", "body.input.1"),
         ("invalid_value", "body.input.1.1"),
     ]
-    assert len(ended["2"].vectors or ()) == 2
+    assert len(ended[2][1].vectors or ()) == 2
 
 
 def test_a_prompt_s_log_probabilities_come_beside_the_answers_and_echoed_before_them(
@@ -201,15 +185,13 @@ def test_a_prompt_s_log_probabilities_come_beside_the_answers_and_echoed_before_
 
 
 def test_a_bad_continuation_fails_its_own_job(engine: LocalTextEngine) -> None:
-    engine.add_many(
+    ended = run(
+        engine,
         [
             TextRequest("long", prompt="x", continuations=[" y", " z" * 9000]),
             TextRequest("good", prompt="x", continuations=[" y"]),
-        ]
+        ],
     )
-    ended: dict[str, TextCompletion] = {}
-    while len(ended) < 2:
-        ended |= {done.id: done for done in engine.poll(60.0)}
     error = ended["long"].error
     assert error is not None
     assert (error.code, error.param) == ("context_length_exceeded", "continuations[1]")

@@ -6,13 +6,14 @@ from typing import Any
 import orjson
 import pytest
 import tiny_model
+from asking_lines import run_lines
 from small_tokenizers import small
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import SamplingParams
 from headrace.engine.text import LocalTextEngine
-from headrace.engine.text_engine import TextCompletion, TextRequest
+from headrace.engine.text_engine import TextRequest
 from headrace.engine.tokenizer import Tokenizer
 from headrace.worker import translate
 
@@ -28,23 +29,13 @@ def engine(smollm: Path) -> LocalTextEngine:
 
 def answers(engine: LocalTextEngine, *options: dict[str, Any], openai: bool = False) -> list[dict[str, Any]]:
     """The lines that answer PROMPT with each of these options, all in one batch."""
-    jobs, requests = {}, []
-    for number, option in enumerate(options):
-        body = {"prompt": PROMPT, "sampling": GREEDY | option}
-        if openai:
-            body = {
-                "custom_id": "c",
-                "url": "/v1/completions",
-                "body": {"prompt": PROMPT, **GREEDY, **option},
-            }
-        request, jobs[str(number)] = translate.read_line(orjson.dumps(body), number)
-        assert isinstance(request, TextRequest), request
-        requests.append(request)
-    engine.add_many(requests)
-    ended: dict[str, TextCompletion] = {}
-    while len(ended) < len(requests):
-        ended |= {done.id: done for done in engine.poll(60.0)}
-    return [translate.write_line(jobs[str(n)], ended[str(n)], "m") for n in range(len(options))]
+    lines: list[dict[str, Any]] = [
+        {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": PROMPT, **GREEDY, **option}}
+        if openai
+        else {"prompt": PROMPT, "sampling": GREEDY | option}
+        for option in options
+    ]
+    return [translate.write_line(job, done, "m") for job, done in run_lines(engine, lines)]
 
 
 def texts(line: dict[str, Any]) -> list[str]:
