@@ -175,7 +175,8 @@ class Client:
         Ends when the batch is closed and as many of its lines have ended as were sent; or when nothing has come for
         ``idle_timeout`` seconds. Of a batch sent several times under its idempotency key each line counts once, and the
         largest number holds. A result too large for a message is read from the results store; one that cannot be read there
-        comes as it was published, with ``result_ref`` instead of its answers.
+        comes as it was published, with ``result_ref`` instead of its answers; one that the topic did not take has an
+        ``error`` beside ``succeeded``.
 
         Given the Submission, it also waits for each of its jobs, and adds to ``problems`` the lines that turn out to be
         refused. Such a line has no result: that of other content which has its id is left out.

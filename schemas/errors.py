@@ -119,7 +119,8 @@ class ErrorCode(StrEnum):
     RESULT_TOO_LARGE = (
         "result_too_large",
         Outcome.FAILED,
-        "The result does not fit a Kafka message, and there is no store for larger ones.",
+        "The result does not fit a Kafka message, and there is no store for larger ones. Beside `succeeded`: the topic did"
+        " not take it, and only the job table has its answers.",
     )
     CANCELLED = "cancelled", Outcome.CANCELLED, "The job or its batch was cancelled."
     DEADLINE_EXCEEDED = "deadline_exceeded", Outcome.EXPIRED, "The deadline passed before the job ended."

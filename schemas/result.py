@@ -219,7 +219,10 @@ class JobResult(BaseModel):
     )
     usage: Usage = Field(default_factory=Usage, description="What it cost.")
     timings: Timings = Field(default_factory=Timings, description="When, and how long.")
-    error: JobError | None = Field(default=None, description="Why it did not succeed.")
+    error: JobError | None = Field(
+        default=None,
+        description="Why it did not succeed; or, beside `succeeded`, why this record comes without its answers.",
+    )
     worker: str | None = Field(default=None, description="The worker that wrote this result.")
     metadata: dict[str, str] = Field(
         default_factory=dict, exclude_if=_is_empty, description="As the producer wrote it."
@@ -249,9 +252,17 @@ class JobResult(BaseModel):
 
     def kept_at(self, reference: Reference) -> Self:
         """This result without its answers, saying where the whole of it is."""
+        return self._without_answers(result_ref=reference)
+
+    def not_published(self, size: int) -> Self:
+        """This result of ``size`` bytes without its answers, where the results topic takes no record of that size."""
+        message = f"the results topic does not take the {size:,} bytes of this result: the job table has it (headrace results)"
+        return self._without_answers(error=JobError(code=ErrorCode.RESULT_TOO_LARGE, message=message))
+
+    def _without_answers(self, **instead: Any) -> Self:
         looks = ("prompt_logprobs", "embedding", "embeddings", "scores")
         empty: dict[str, Any] = {"choices": [], **dict.fromkeys(looks)}
-        return self.model_copy(update=empty | {"result_ref": reference})
+        return self.model_copy(update=empty | instead)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
@@ -267,7 +278,7 @@ class JobResult(BaseModel):
         if self.result_ref is not None:
             message = f"the result was not read from where it is kept: {self.result_ref.uri}"
             return {**line, "response": None, "error": {"code": "result_not_read", "message": message}}
-        if self.state is JobState.SUCCEEDED:
+        if self.state is JobState.SUCCEEDED and self.error is None:
             body = {
                 JobKind.CHAT: self._chat_body,
                 JobKind.COMPLETION: self._completion_body,

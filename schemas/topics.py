@@ -6,6 +6,7 @@ from dataclasses import dataclass
 CONTENT_TYPE = "content-type"
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
+TRACE_HEADERS = (TRACEPARENT, TRACESTATE)
 
 # Envelope fields that may travel as headers. A field in the body wins over its header.
 TENANT = "headrace-tenant"

@@ -78,8 +78,12 @@ class WorkerConfig:
         return {"group.id": group, **protocol, **for_consumer(self.client())}
 
     def producer(self) -> dict[str, Any]:
-        """Properties of the producer. What a topic takes is for the broker to say: dead letters are as they came."""
-        return {"message.max.bytes": MAX_LETTER_BYTES, **for_producer(self.client())}
+        """Properties of the producer. What a topic takes is for the broker to say: dead letters are as they came.
+
+        It takes or refuses whole batches, so one of several records is no larger than a single one may be.
+        """
+        sizes = {"message.max.bytes": MAX_LETTER_BYTES, "batch.size": min(1_000_000, self.max_result_bytes)}
+        return {**sizes, **for_producer(self.client())}
 
     def control(self) -> dict[str, Any]:
         """Properties of the control topic's consumer."""

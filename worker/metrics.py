@@ -20,6 +20,7 @@ from headrace.engine.text_engine import TextCompletion
 from headrace.schemas import ErrorCode, JobState
 from headrace.worker.health import Status
 from headrace.worker.histogram import JobHistogram, Observed
+from headrace.worker.publisher import Form
 from headrace.worker.retries import RETRIABLE
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class Metrics:
         self._jobs = self._counter("jobs", "Jobs that ended by this worker's write.", tier=tiers, state=ENDED)
         self._errors = self._counter("job_errors", "The same that did not succeed, by code.", code=codes)
         self._dead = self._counter("dead_letters", "Records put on the dead-letter topic.", code=codes)
+        forms = [form for form in Form if form is not Form.WHOLE]
+        self._refused = self._counter(
+            "records_refused",
+            "Records that Kafka never takes, by what was published instead.",
+            outcome=forms,
+        )
         self._attempts = self._counter("attempts", "Jobs given to the engine, again or anew.", tier=tiers)
         self._retries = self._counter(
             "retries", "Attempts to be tried again, by the engine's code.", code=list(RETRIABLE)
@@ -123,6 +130,11 @@ class Metrics:
     def died(self, code: str) -> None:
         """A record goes to the dead-letter topic."""
         self._dead[known_code(code)].inc()
+
+    def published(self, form: Form) -> None:
+        """Kafka has a record, in this form."""
+        if form is not Form.WHOLE:
+            self._refused[form].inc()
 
     def retried(self, code: str) -> None:
         """An attempt failed and will be tried again."""

@@ -124,6 +124,7 @@ class Outcomes:
             for rejection in rejections:
                 self._publish_rejection(rejection)
         for publication in self._publisher.confirmed():
+            self._metrics.published(publication.form)
             self._note_confirmed(publication.about)
 
     @property

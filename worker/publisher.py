@@ -3,13 +3,17 @@
 A record counts as published when the broker has confirmed it. While Kafka is away records wait here, also past the
 producer's own message timeout; what may wait is bounded because the worker begins nothing more beyond
 ``unconfirmed_bytes``, and because the consumers pause on unreleased records.
+
+A record that the broker never takes must not be waited for, nor vanish: it is published in a smaller form that still
+says how the job ended. Kafka refuses whole batches, so what is refused is first sent once more, alone.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -21,21 +25,35 @@ log = logging.getLogger(__name__)
 
 AGAIN_AFTER_S = 1.0
 
-# The broker will never take this record. The job table has the result, and says so where it has not.
+# The broker will never take this record, or one of its batch.
 NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD})
 
 Headers = list[tuple[str, bytes | None]]
 
 
+class Form(StrEnum):
+    """In which form a record was published: but for WHOLE, because Kafka refused the one before it."""
+
+    WHOLE = "whole"
+    WITHOUT_TRACE = "without_trace"
+    WITHOUT_ANSWER = "without_answer"
+    NOT_AT_ALL = "not_at_all"
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Publication:
-    """One record to publish; ``about`` comes back when it is confirmed."""
+    """One record to publish; ``about`` comes back when it is confirmed.
+
+    smaller: what to publish instead where Kafka finds this too large; None, or an answer of None, for nothing.
+    """
 
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Headers
     about: Any
+    form: Form = Form.WHOLE
+    smaller: "Callable[[Publication], Publication | None] | None" = None
 
     @property
     def size(self) -> int:
@@ -44,9 +62,13 @@ class Publication:
 
 
 class Publisher:
-    """Publishes until confirmed. Used by one thread; never blocks but in ``flush``."""
+    """Publishes until confirmed. Used by one thread; never blocks.
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    alone: each record is a batch of its own, so that one which is refused is refused for itself.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, alone: bool = False) -> None:
+        self._given = settings
         self._settings = {
             "linger.ms": 5,
             "compression.type": "lz4",
@@ -56,37 +78,49 @@ class Publisher:
             **settings,
             "enable.idempotence": True,
             "acks": "all",
+            **({"batch.num.messages": 1} if alone else {}),
         }
+        self._alone = alone
+        self._one_by_one: Publisher | None = None  # made when it is needed, which is hardly ever
         self._producer = Producer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
         self._waiting: deque[Publication] = deque()
         self._sent: set[Publication] = set()
         self._confirmed: list[Publication] = []
-        self.unconfirmed_bytes = 0
+        self._unconfirmed_bytes = 0
         self._again_at = 0.0
         self._broken = False
 
     def put(self, publication: Publication) -> None:
         """Publish this, and say so in ``confirmed``."""
         self._waiting.append(publication)
-        self.unconfirmed_bytes += publication.size
+        self._unconfirmed_bytes += publication.size
 
     def confirmed(self) -> list[Publication]:
-        """Send what waits, and return what has been confirmed since the last call."""
+        """Send what waits, and return what has been confirmed since the last call, each in the form that Kafka took."""
         if self._broken:
             self._renew()
         if time.monotonic() >= self._again_at:
             self._send()
         self._producer.poll(0)
         confirmed, self._confirmed = self._confirmed, []
-        return confirmed
+        return confirmed if self._one_by_one is None else confirmed + self._one_by_one.confirmed()
 
     @property
     def unconfirmed(self) -> int:
         """Records handed over and not confirmed."""
-        return len(self._waiting) + len(self._sent)
+        again = 0 if self._one_by_one is None else self._one_by_one.unconfirmed
+        return len(self._waiting) + len(self._sent) + again
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """Bytes of their values."""
+        again = 0 if self._one_by_one is None else self._one_by_one.unconfirmed_bytes
+        return self._unconfirmed_bytes + again
 
     def close(self) -> None:
         """Forget what is not confirmed: its offset is not committed, so it comes again."""
+        if self._one_by_one is not None:
+            self._one_by_one.close()
         self._producer.purge()
         self._producer.poll(0)
 
@@ -120,12 +154,16 @@ class Publisher:
     def _confirm(self, publication: Publication) -> None:
         self._sent.discard(publication)
         self._confirmed.append(publication)
-        self.unconfirmed_bytes -= publication.size
+        self._unconfirmed_bytes -= publication.size
 
     def _refused(self, publication: Publication, error: KafkaError) -> None:
         if error.code() in NEVER_TAKEN:
-            log.error("%s does not take record %s: %s", publication.topic, publication.key, error)
-            self._confirm(publication)
+            self._sent.discard(publication)
+            self._unconfirmed_bytes -= publication.size
+            if self._alone:
+                self._publish_smaller(publication, error)
+            else:
+                self._publish_alone(publication)
             return
         if time.monotonic() >= self._again_at:  # the first of many that fail together
             log.warning("publishing on %s failed, trying again: %s", publication.topic, error)
@@ -133,6 +171,23 @@ class Publisher:
         self._again_at = time.monotonic() + AGAIN_AFTER_S
         self._sent.discard(publication)
         self._waiting.append(publication)  # behind the others: one topic that is missing holds up no other
+
+    def _publish_alone(self, publication: Publication) -> None:
+        if self._one_by_one is None:
+            self._one_by_one = Publisher(self._given, alone=True)
+        self._one_by_one.put(publication)
+
+    def _publish_smaller(self, publication: Publication, error: KafkaError) -> None:
+        smaller = None if publication.smaller is None else publication.smaller(publication)
+        if smaller is None:
+            log.error("%s does not take record %s: %s", publication.topic, publication.key, error)
+            self._confirmed.append(replace(publication, form=Form.NOT_AT_ALL))
+            return
+        log.warning(
+            "%s does not take record %s, publishing it %s: %s",
+            publication.topic, publication.key, smaller.form.replace("_", " "), error,
+        )  # fmt: skip
+        self.put(smaller)
 
     def _renew(self) -> None:
         """Replace a producer that the broker has fenced; what it had not confirmed is sent anew."""

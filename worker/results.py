@@ -1,6 +1,6 @@
 """A result on its way out: the row that the job table gets, and the record that the results topic gets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 
@@ -19,7 +19,7 @@ from headrace.schemas.trace import trace_of
 from headrace.store import Store
 from headrace.worker import translate
 from headrace.worker.job import Job
-from headrace.worker.publisher import Headers, Publication
+from headrace.worker.publisher import Form, Headers, Publication
 
 FOR_PEOPLE = {ErrorCode.ENGINE_FAILURE, ErrorCode.INTERNAL_ERROR}
 """Failures that say something of us and not of the job: their records are dead letters, and too many of them brake."""
@@ -86,7 +86,27 @@ def result_record(topic: str, job: Job, body: bytes) -> Publication:
     headers += [(name, text.encode("utf-8", "replace")) for name, text in names if text is not None]
     headers.append((topics.CONTENT, row.content_sha.hex().encode()))
     headers += trace_of(job.deliveries[0].headers)
-    return Publication(topic, str(row.id).encode(), body, headers, job)
+    return Publication(topic, str(row.id).encode(), body, headers, job, smaller=_smaller)
+
+
+def _smaller(record: Publication) -> Publication | None:
+    """What is published of a result that the topic does not take: without its trace, then without its answers.
+
+    The job table has the whole of it, under the same state, and stays as it is.
+    """
+    traceless = [(name, value) for name, value in record.headers if name not in topics.TRACE_HEADERS]
+    if len(traceless) < len(record.headers):
+        return replace(record, headers=traceless, form=Form.WITHOUT_TRACE)
+    if record.form is Form.WITHOUT_ANSWER:
+        return None
+    try:
+        result = JobResult.decode(record.value or b"")
+    except UnreadableResult:  # another version's
+        return None
+    if result.state is not JobState.SUCCEEDED or result.result_ref is not None:
+        return None  # it has no answers
+    body = result.not_published(record.size).encode()
+    return replace(record, value=body, form=Form.WITHOUT_ANSWER)
 
 
 def dead_letter_reason(body: bytes) -> JobError | None:

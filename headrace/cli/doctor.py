@@ -10,7 +10,7 @@ from headrace.cli import context
 from headrace.cli.errors import translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import Json, console, emit
-from headrace.cli.topics import describe_topics
+from headrace.cli.topics import describe_topics, largest_records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from headrace.settings import Settings
 
 PANEL = "Set up"
+HEADER_BYTES = (
+    16 * 1024
+)  # of a result's or a dead letter's record: names, a trace, why it is dead; and of its batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,23 @@ def _topics(settings: "Settings") -> Finding:
     if missing:
         return Finding("topics", False, f"missing: {', '.join(missing)}", "Run `headrace topics create`.")
     return Finding("topics", True, "all there")
+
+
+def _sizes(settings: "Settings") -> Finding:
+    """Whether the topics that Headrace writes to take what it writes: Kafka refuses the rest."""
+    names, most = context.topics(settings), largest_records(settings)
+    jobs = [most[topic] for tier in settings.tiers if (topic := names.jobs(tier)) in most]
+    if names.results not in most or names.dead not in most or not jobs:
+        return Finding("sizes", None, "the broker does not say how large a record of each topic may be")
+    wanted = {names.results: settings.max_result_bytes + HEADER_BYTES, names.dead: max(jobs) + HEADER_BYTES}
+    small = [topic for topic, size in wanted.items() if most[topic] < size]
+    if not small:
+        return Finding("sizes", True, "results and dead letters fit their topics")
+    remedies = [f"Give {topic} a max.message.bytes of {wanted[topic]} or more." for topic in small]
+    if names.results in small and (fits := most[names.results] - HEADER_BYTES) > 0:
+        remedies.append(f"For results HEADRACE_MAX_RESULT_BYTES={fits} does as well, in every worker.")
+    lacks = "; ".join(f"{topic} takes {most[topic]:,} bytes, of {wanted[topic]:,} at most" for topic in small)
+    return Finding("sizes", False, lacks, " ".join(remedies))
 
 
 def _connect(settings: "Settings") -> "Connection":
@@ -189,6 +209,7 @@ CHECKS: dict[str, Callable[["Settings"], Finding]] = {
     "settings": _settings,
     "broker": _broker,
     "topics": _topics,
+    "sizes": _sizes,
     "database": _database,
     "migrations": _migrations,
     "results": _results,

@@ -116,6 +116,24 @@ def _partitions(admin: Any, names: Sequence[str], patience: float) -> dict[str, 
         time.sleep(0.1)
 
 
+def largest_records(settings: "Settings") -> dict[str, int]:
+    """``max.message.bytes`` of each topic of ours, as far as the broker tells it."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import ConfigResource
+
+    admin = context.admin(settings)
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in context.topics(settings).all]
+    found = {}
+    for resource, future in admin.describe_configs(asked, request_timeout=context.BROKER_PATIENCE_S).items():
+        try:
+            entry = future.result().get("max.message.bytes")
+        except KafkaException:  # it is missing, or this login may not ask
+            continue
+        if entry is not None and entry.value is not None:
+            found[resource.name] = int(entry.value)
+    return found
+
+
 def _records(admin: Any, topic: str, partitions: list[int], patience: float) -> int:
     """Records between the first and the last offset of each partition; gaps are counted as well."""
     from confluent_kafka.admin import OffsetSpec

@@ -13,9 +13,10 @@ import apache_kafka
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from typer.testing import CliRunner, Result
 
-from headrace.cli import app, context
+from headrace.cli import app, context, doctor
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.stopping import Stop
@@ -356,6 +357,48 @@ def test_doctor_is_content_with_a_working_installation(run: Run, monkeypatch: py
     result = run("doctor", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["ok"] is True
+
+
+@pytest.mark.usefixtures("topics")
+def test_doctor_says_when_results_or_dead_letters_do_not_fit_their_topics(
+    run: Run, kafka: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if apache_kafka.describe() == apache_kafka.TANSU:
+        pytest.skip("the embedded broker does not say what a topic takes")
+    monkeypatch.setattr(doctor, "CHECKS", {"sizes": doctor.CHECKS["sizes"]})
+    (finding,) = json.loads(run("doctor", "--json").stdout)["findings"]
+    assert finding["ok"] is True
+
+    monkeypatch.setenv("HEADRACE_MAX_RESULT_BYTES", "2000000")
+    result = run("doctor", "--json")
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert result.exit_code == Exit.NOT_READY
+    assert f"{prefix}.results.v1 takes 1,048,588 bytes" in finding["detail"]
+    assert f"Give {prefix}.results.v1 a max.message.bytes of 2016384" in finding["remedy"]
+    assert f"HEADRACE_MAX_RESULT_BYTES={1_048_588 - 16_384}" in finding["remedy"]
+    assert "dead" not in finding["detail"]
+
+    monkeypatch.setenv("HEADRACE_MAX_RESULT_BYTES", str(1_048_588 - 16_384))
+    set_largest(kafka, f"{prefix}.dead.v1", 1_048_588)
+    (finding,) = json.loads(run("doctor", "--json").stdout)["findings"]
+    assert finding["ok"] is False
+    assert finding["detail"].startswith(f"{prefix}.dead.v1 takes 1,048,588 bytes")
+
+
+def set_largest(kafka: str, topic: str, size: int) -> None:
+    """What the topic takes, once the broker says so itself."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    admin = AdminClient({"bootstrap.servers": kafka})
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    (altered,) = admin.incremental_alter_configs([resource]).values()
+    altered.result(120)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        (told,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)]).values()
+        if told.result(120)["max.message.bytes"].value == str(size):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{topic} does not take the change")
 
 
 def test_doctor_says_when_a_connection_pooler_is_in_between(

@@ -90,10 +90,16 @@ class Pipeline:
 
     # --- driving ------------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: str = "hello", tier: str = "standard", **fields: Any) -> UUID:
+    def submit(
+        self,
+        prompt: str = "hello",
+        tier: str = "standard",
+        headers: list[tuple[str, bytes]] | None = None,
+        **fields: Any,
+    ) -> UUID:
         """Send a job that names itself; returns its id."""
         id = uuid7()
-        self.send({"job_id": str(id), "prompt": prompt, **fields}, tier)
+        self.send({"job_id": str(id), "prompt": prompt, **fields}, tier, headers)
         return id
 
     def send(
@@ -408,14 +414,23 @@ def recording(made: Pipeline) -> Iterator[None]:
 
 @contextmanager
 def pipeline(
-    bootstrap: str, database_url: str, partitions: int = 4, largest: int | None = None
+    bootstrap: str,
+    database_url: str,
+    partitions: int = 4,
+    largest: int | None = None,
+    largest_result: int | None = None,
 ) -> Iterator[Pipeline]:
-    """Topics of their own, and everything stopped at the end. largest: bytes of a record, instead of Kafka's 1 MB."""
+    """Topics of their own, and everything stopped at the end.
+
+    largest: bytes of a record, instead of Kafka's 1 MB. largest_result: the same of the results topic alone.
+    """
     topics = Topics(prefix=f"t{uuid4().hex[:12]}")
-    limit = {} if largest is None else {"max.message.bytes": str(largest)}
-    apache_kafka.create_topics(
-        bootstrap, topics.all, partitions, lambda topic: {**limit, **topics.config(topic)}
-    )
+
+    def config(topic: str) -> dict[str, str]:
+        most = largest_result if topic == topics.results and largest_result else largest
+        return {**({} if most is None else {"max.message.bytes": str(most)}), **topics.config(topic)}
+
+    apache_kafka.create_topics(bootstrap, topics.all, partitions, config)
     made = Pipeline(bootstrap, database_url, topics)
     try:
         yield made

@@ -1,9 +1,14 @@
 """Results too large for a message: kept in the store, and referred to from table and topic alike."""
 
 import json
+import re
+import urllib.request
+from base64 import b64encode
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import apache_kafka
 import pytest
 from confluent_kafka import Producer
 from pipeline import Pipeline, pipeline
@@ -17,6 +22,8 @@ from headrace.worker import worker as worker_module
 
 LONG = "long " * 2000
 LIMIT = 4000
+PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NOISE = b64encode(Random(1).randbytes(75_000))[:99_600]  # that no compression makes small
 
 
 def files(directory: Path) -> list[Path]:
@@ -189,3 +196,64 @@ def test_without_a_store_a_large_result_fails_and_says_what_to_set(line: Pipelin
         assert error is not None
         assert (error.code, error.param) == (ErrorCode.RESULT_TOO_LARGE, param)
         assert "HEADRACE_RESULT_STORE" in error.message
+
+
+def refused(port: int | None) -> dict[str, int]:
+    """Records that Kafka refused, by what was published instead."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        found = re.findall(r'headrace_records_refused_total\{outcome="(\w+)"\} (\d+)', answer.read().decode())
+    return {form: int(count) for form, count in found}
+
+
+@pytest.mark.parametrize("name", ["traceparent", "tracestate"])
+def test_a_trace_that_fills_a_record_keeps_no_result_from_the_topic(
+    name: str, kafka: str, database_url: str
+) -> None:
+    values = {"traceparent": PARENT, "tracestate": b"vendor=" + NOISE}
+    if name == "traceparent":  # of a later version, whose tail nobody knows
+        values = {"traceparent": b"01" + PARENT[2:] + b"-" + NOISE, "tracestate": b"vendor=1"}
+    with pipeline(kafka, database_url, largest=100_000) as line:
+        worker = line.start_worker()
+        id = line.submit("x", headers=list(values.items()))
+        line.wait_terminal(1)
+        (result,) = line.results(1)[id]
+        (record,) = line.everything(line.topics.results)
+        line.wait_for(lambda: line.lag() == 0)
+        assert not any(refused(worker.health_port).values())
+        worker.close()
+    assert (result.state, len(result.choices)) == (JobState.SUCCEEDED, 1)
+    carried = [(each, value) for each, value in record.headers() or [] if each in values]
+    assert carried == ([] if name == "traceparent" else [("traceparent", PARENT)])
+
+
+def test_a_topic_that_takes_less_than_the_setting_says_still_gets_how_each_job_ended(
+    kafka: str, database_url: str
+) -> None:
+    if apache_kafka.describe() == apache_kafka.TANSU:
+        pytest.skip("the embedded broker takes records of any size")
+    with pipeline(kafka, database_url, largest_result=4000) as line:
+        worker = line.start_worker()
+        large = line.submit(NOISE[:6000].decode(), batch_id="b", custom_id="large", metadata={"k": "v"})
+        small = {line.submit(f"prompt {n}", batch_id="b") for n in range(50)}
+        trace = [("traceparent", PARENT), ("tracestate", b"vendor=" + NOISE[:3600])]
+        traced = line.submit("traced", batch_id="b", headers=trace)
+        line.wait_terminal(52)
+        results = line.results(52)
+        line.wait_for(lambda: line.lag() == 0)
+        counted = refused(worker.health_port)
+        worker.close()
+
+        assert line.states() == {"succeeded": 52}
+        assert counted == {"without_trace": 1, "without_answer": 1, "not_at_all": 0}
+        for id in small | {traced}:
+            (result,) = results[id]
+            assert result.choices
+            assert result.error is None
+        (told,) = results[large]
+        assert (told.state, told.choices, told.custom_id) == (JobState.SUCCEEDED, [], "large")
+        assert told.metadata == {"k": "v"}
+        assert told.error is not None
+        assert told.error.code == ErrorCode.RESULT_TOO_LARGE
+        assert told.to_openai()["error"]["code"] == ErrorCode.RESULT_TOO_LARGE
+        ((body,),) = line.query("SELECT body FROM results WHERE id = %s", large)
+        assert body["choices"][0]["text"] == f"echo: {NOISE[:6000].decode()}"
