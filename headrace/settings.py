@@ -2,7 +2,7 @@
 
 The command line turns a ``Settings`` into plain values for worker, client and ledger; none of them looks at the
 environment. ``KAFKA_BOOTSTRAP_SERVERS`` and ``DATABASE_URL`` keep the names that other tools use; everything else is
-``HEADRACE_<FIELD>``.
+``HEADRACE_<FIELD>``, and ``LOG_LEVEL`` counts where ``HEADRACE_LOG_LEVEL`` is not given.
 """
 
 import os
@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "HEADRACE_"
@@ -156,7 +156,9 @@ class Settings(BaseSettings):
         None, ge=0, le=65535, description="serves /live, /ready, /status and /metrics; 0: any port"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="prompts only ever at debug"
+        "info",
+        validation_alias=AliasChoices("HEADRACE_LOG_LEVEL", "log_level"),
+        description="debug, info, warning or error, in any case; prompts only ever at debug; without it LOG_LEVEL counts",
     )
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="auto: text on a terminal, else json"
@@ -172,6 +174,11 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(part for item in value.split(",") if (part := item.strip()))
         return value
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_any_case(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
 
     @field_validator("tiers")
     @classmethod

@@ -60,6 +60,30 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     assert (Settings().model, Settings().kv_tokens) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "level"),
+    [(None, "debug", "debug"), ("error", "debug", "error"), ("", "WARNING", "warning"), (None, None, "info")],
+)
+def test_the_log_level_has_the_name_that_others_use_too(
+    ours: str | None, theirs: str | None, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOG_LEVEL", raising=False)
+    for name, value in (("HEADRACE_LOG_LEVEL", ours), ("LOG_LEVEL", theirs)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert Settings().log_level == level
+    assert Settings(log_level="error").log_level == "error"
+
+
+@pytest.mark.parametrize("name", ["HEADRACE_LOG_LEVEL", "LOG_LEVEL"])
+def test_a_log_level_that_is_none_is_refused_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "loud")
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == Exit.USAGE
+    assert "LOG_LEVEL is not usable: Input should be 'debug', 'info', 'warning' or 'error'" in result.output
+    assert "It is 'loud' now." in result.output
+
+
 def test_tiers_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TIERS", "fast, slow")
     assert Settings().tiers == ("fast", "slow")
