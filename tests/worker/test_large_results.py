@@ -1,8 +1,6 @@
 """Results too large for a message: kept in the store, and referred to from table and topic alike."""
 
 import json
-import re
-import urllib.request
 from base64 import b64encode
 from pathlib import Path
 from random import Random
@@ -11,7 +9,7 @@ from typing import Any
 import apache_kafka
 import pytest
 from confluent_kafka import Producer
-from pipeline import Pipeline, pipeline
+from pipeline import Pipeline, RunningWorker, pipeline
 
 from headrace.client import Client
 from headrace.schemas import BatchClosed, ErrorCode, JobResult, JobState
@@ -19,6 +17,7 @@ from headrace.schemas.topics import MAX_LETTER_BYTES
 from headrace.store import open_store
 from headrace.worker import outcomes
 from headrace.worker import worker as worker_module
+from headrace.worker.publisher import Form
 
 LONG = "long " * 2000
 LIMIT = 4000
@@ -198,11 +197,10 @@ def test_without_a_store_a_large_result_fails_and_says_what_to_set(line: Pipelin
         assert "HEADRACE_RESULT_STORE" in error.message
 
 
-def refused(port: int | None) -> dict[str, int]:
+def refused(worker: RunningWorker) -> dict[str, float | None]:
     """Records that Kafka refused, by what was published instead."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        found = re.findall(r'headrace_records_refused_total\{outcome="(\w+)"\} (\d+)', answer.read().decode())
-    return {form: int(count) for form, count in found}
+    registry, counter = worker.worker._metrics.registry, "headrace_records_refused_total"
+    return {form: registry.get_sample_value(counter, {"outcome": form}) for form in list(Form)[1:]}
 
 
 @pytest.mark.parametrize("name", ["traceparent", "tracestate"])
@@ -219,7 +217,7 @@ def test_a_trace_that_fills_a_record_keeps_no_result_from_the_topic(
         (result,) = line.results(1)[id]
         (record,) = line.everything(line.topics.results)
         line.wait_for(lambda: line.lag() == 0)
-        assert not any(refused(worker.health_port).values())
+        assert not any(refused(worker).values())
         worker.close()
     assert (result.state, len(result.choices)) == (JobState.SUCCEEDED, 1)
     carried = [(each, value) for each, value in record.headers() or [] if each in values]
@@ -240,7 +238,7 @@ def test_a_topic_that_takes_less_than_the_setting_says_still_gets_how_each_job_e
         line.wait_terminal(52)
         results = line.results(52)
         line.wait_for(lambda: line.lag() == 0)
-        counted = refused(worker.health_port)
+        counted = refused(worker)
         worker.close()
 
         assert line.states() == {"succeeded": 52}
