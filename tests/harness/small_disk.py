@@ -53,4 +53,4 @@ def _mount(root: Path, megabytes: int) -> None:
     except OSError as error:
         raise NoMounting(str(error)) from None
     except subprocess.CalledProcessError as error:
-        raise NoMounting(error.stderr.strip()) from None
+        raise NoMounting(error.stderr.splitlines()[0]) from None
