@@ -3,7 +3,13 @@
     python bench/engine.py --model qwen3-0.6b --workload chat,decode --reps 2 --out bench/results/engine.json
 
 Runs on one CUDA device, or with --device cpu --model tiny --limit 8 to see that it works. Imports torch, triton,
-transformers, numpy and the engine alone; see floor.py for the floor.
+transformers, numpy and the engine alone; see floor.py for the floor. Of a row's figures, these four tell the host's part:
+
+    host_ms_per_step         time outside waits for tokens, a launch that blocks included
+    cpu_ms_per_step          the thread's processor time in that: what is left of host_ms is blocked, or given to others
+    launch_ms_per_step       from a step's submission to its last launch; eager_launch_ms: of steps without a graph alone
+    between_steps_share      share of the time in which no step had begun on the device. Gaps between the launches within a
+                             step are not in it: a trace shows them, and eager_launch_ms tells of them
 """
 
 import argparse
@@ -18,18 +24,18 @@ import results_file
 import torch
 import workloads
 from floor import floor_seconds
-from random_model import SHAPES, random_engine, requests_of
+from random_model import random_engine, requests_of, shape_of
 
 from headrace.engine import Engine, EngineConfig
 from headrace.engine.build import Parts
 
 
 class MeasuredExecutor:
-    """Passes plans on and adds up the time that the host spends waiting for tokens."""
+    """Passes plans on and adds up the time, and the thread's processor time, in waits for tokens."""
 
     def __init__(self, executor) -> None:
         self.inner = executor
-        self.waited = 0.0
+        self.waited = self.waited_cpu = 0.0
         self.steps = 0
 
     def submit(self, plan):
@@ -45,9 +51,10 @@ class _MeasuredHandle:
         self.handle, self.owner = handle, owner
 
     def tokens(self):
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         tokens = self.handle.tokens()
         self.owner.waited += time.perf_counter() - start
+        self.owner.waited_cpu += time.thread_time() - cpu_start
         return tokens
 
     def __getattr__(self, name):
@@ -64,13 +71,13 @@ def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, ta
     """One repetition: seconds from the first add to the last completion, and what the steps looked like."""
     requests = requests_of(work, tag)
     executor, graphs = parts.executor, parts.executor.graphs
-    executor.timings, measured.waited, measured.steps = [], 0.0, 0
+    executor.timings, measured.waited, measured.waited_cpu, measured.steps = [], 0.0, 0.0, 0
     replays = graphs.replays if graphs else 0
     before, used, generated = engine.stats(), [], 0
     synchronize()
     gc.collect()
     gc.freeze()
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.thread_time()
     engine.add_many(requests)
     while engine.has_work:
         for completion in engine.step().completions:
@@ -81,7 +88,7 @@ def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, ta
                 (stats.blocks_live * stats.block_size - stats.wasted_tokens)
                 / (stats.blocks_total * stats.block_size)
             )
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.thread_time() - cpu_start
     synchronize()
     timings, after = executor.timings, engine.stats()
     engine.check()
@@ -95,14 +102,22 @@ def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, ta
     return {
         "seconds": seconds,
         "steps": steps,
-        "cpu_ms_per_step": 1e3 * (seconds - measured.waited) / steps,
-        "gpu_idle_share": 1 - busy / 1e3 / seconds if timings else float("nan"),
+        "host_ms_per_step": 1e3 * (seconds - measured.waited) / steps,
+        "cpu_ms_per_step": 1e3 * (cpu_seconds - measured.waited_cpu) / steps,
+        "launch_ms_per_step": mean_launch_ms(timings),
+        "eager_launch_ms": mean_launch_ms([timing for timing in timings if not timing.graph]),
+        "between_steps_share": 1 - busy / 1e3 / seconds if timings else float("nan"),
         "graph_hits": (graphs.replays - replays) / steps if graphs else 0.0,
         "prefix_hit_rate": (after.prefix_hits - before.prefix_hits) / max(after.prefix_queries - before.prefix_queries, 1),
         "preemptions": after.preemptions - before.preemptions,
         "kv_utilisation": float(np.mean(used or [0.0])),
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
     }  # fmt: skip
+
+
+def mean_launch_ms(timings: list) -> float:
+    """From submission to the last launch, on average; 0 where there are no such steps."""
+    return 1e3 * sum(timing.launched_at - timing.submitted_at for timing in timings) / max(len(timings), 1)
 
 
 def trace(engine: Engine, parts: Parts, work: list, path: Path, first: int, count: int) -> None:
@@ -130,12 +145,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="names of random_model.SHAPES, comma separated")
-    parser.add_argument("--workload", required=True, help="chat, extract, longdoc, decode; comma separated")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="names of random_model.SHAPES, directories with config.json, or such files; comma separated",
+    )
+    parser.add_argument(
+        "--workload", required=True, help="chat, chat_shared, extract, longdoc, decode; comma separated"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the workloads")
     parser.add_argument("--reps", type=int, default=1)
     parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
-    parser.add_argument("--trace", type=Path, help="write a Chrome trace of some steps of each workload here")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        help="write a Chrome trace of some steps of each workload to PATH.MODEL.WORKLOAD.json.gz",
+    )
     parser.add_argument("--trace-at", type=int, default=100, help="steps before the trace begins")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-graphs", action="store_true")
@@ -150,21 +176,24 @@ def main() -> None:
         "lag": args.lag, "max_slots": args.max_slots, "max_batched_tokens": args.max_batched_tokens,
     }  # fmt: skip
     rows = []
-    for model in args.model.split(","):
-        engine, parts, ready = random_engine(model, device=args.device, **options)
+    for given in args.model.split(","):
+        model, shape = shape_of(given)
+        engine, parts, ready = random_engine(given, device=args.device, **options)
         measured = MeasuredExecutor(parts.executor)
         engine = Engine(EngineConfig(model=model), dataclasses.replace(parts, executor=measured))
         print(f"{model}: ready in {ready:.1f} s, {engine.stats().blocks_total * 32:,} KV tokens", flush=True)
         warm = [(list(range(10, 300 + 7 * i)), 8) for i in range(4)]
         run(engine, parts, measured, warm, "warm")
         for name in args.workload.split(","):
-            work = workloads.build(name)[: args.limit]
+            work = workloads.build(name, args.seed)[: args.limit]
             if args.trace:
-                trace(engine, parts, work, args.trace.with_suffix(f".{model}.{name}.json"), args.trace_at, 12)
+                trace(
+                    engine, parts, work, args.trace.with_suffix(f".{model}.{name}.json.gz"), args.trace_at, 12
+                )
             for rep in range(args.reps):
                 row = {"model": model, "workload": name, "rep": rep, "ready_s": ready}
                 row |= run(engine, parts, measured, work, f"{name}-{rep}")
-                floor = floor_seconds(SHAPES[model], work)
+                floor = floor_seconds(shape, work)
                 tokens_in, tokens_out = sum(len(p) for p, _ in work), sum(o for _, o in work)
                 row |= {
                     "output_tokens_per_s": tokens_out / row["seconds"],
@@ -184,19 +213,20 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     print_table(rows)
-    results_file.write(args.out, rows, args.commit, options=options)
+    results_file.write(args.out, rows, args.commit, options=options | {"seed": args.seed})
 
 
 def print_table(rows: list[dict]) -> None:
     columns = [
         ("seconds", "s"), ("output_tokens_per_s", "out/s"), ("total_tokens_per_s", "tok/s"), ("share_of_floor", "floor"),
-        ("cpu_ms_per_step", "cpu ms"), ("gpu_idle_share", "idle"), ("graph_hits", "graphs"), ("prefix_hit_rate", "hits"),
+        ("host_ms_per_step", "host ms"), ("cpu_ms_per_step", "cpu ms"), ("launch_ms_per_step", "launch ms"),
+        ("eager_launch_ms", "eager ms"), ("between_steps_share", "between"), ("graph_hits", "graphs"), ("prefix_hit_rate", "hits"),
         ("kv_utilisation", "kv"), ("peak_memory_gib", "GiB"), ("steps", "steps"),
     ]  # fmt: skip
-    print(f"{'model':<12}{'workload':<10}" + "".join(f"{title:>10}" for _, title in columns))
+    print(f"{'model':<14}{'workload':<12}" + "".join(f"{title:>10}" for _, title in columns))
     for row in rows:
         print(
-            f"{row['model']:<12}{row['workload']:<10}" + "".join(f"{row[key]:>10.6g}" for key, _ in columns)
+            f"{row['model']:<14}{row['workload']:<12}" + "".join(f"{row[key]:>10.6g}" for key, _ in columns)
         )
 
 

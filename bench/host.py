@@ -191,7 +191,7 @@ def main() -> None:
         for name in args.workload.split(","):
             for window in args.windows.split(","):
                 rolls = window != "all" and name == "chat"
-                work = rolling.chat(8000) if rolls else workloads.build(name)
+                work = rolling.drawn("chat", 8000, 0) if rolls else workloads.build(name)
                 phases.seconds.clear()
                 row = measure(model, work, None if window == "all" else int(window))
                 rows.append({"model": model, "workload": name, "window": window, **row})

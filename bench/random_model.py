@@ -19,7 +19,44 @@ TINY = workloads.MODELS["qwen3-0.6b"] | dict(
     hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=32, vocab_size=workloads.VOCAB, max_position_embeddings=4096,
 )  # fmt: skip
-SHAPES: dict[str, dict[str, Any]] = {**workloads.MODELS, "tiny": TINY}
+_LLAMA_3_2 = workloads.MODELS["llama3-8b"] | dict(
+    intermediate_size=8192, tie_word_embeddings=True,
+    rope_scaling=dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                      original_max_position_embeddings=8192),
+)  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    **workloads.MODELS,
+    "qwen3-4b": workloads.MODELS["qwen3-0.6b"] | dict(
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+    ),
+    "qwen2.5-1.5b": dict(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+        num_attention_heads=12, num_key_value_heads=2, vocab_size=151936, max_position_embeddings=32768, rope_theta=1000000.0,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, hidden_act="silu", use_sliding_window=False, torch_dtype="bfloat16",
+    ),
+    "llama3.2-1b": _LLAMA_3_2 | dict(hidden_size=2048, num_hidden_layers=16, head_dim=64),
+    "llama3.2-3b": _LLAMA_3_2 | dict(hidden_size=3072, num_hidden_layers=28, num_attention_heads=24),
+    "tiny": TINY,
+}  # fmt: skip
+"""Configs as published with the models, and one for the CPU."""
+
+
+def shape_of(name: str) -> tuple[str, dict[str, Any]]:
+    """What to call a model, and its config: of a name in SHAPES, a directory with config.json, or such a file's path."""
+    if name in SHAPES:
+        return name, SHAPES[name]
+    path = Path(name)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise SystemExit(
+            f"--model {name}: neither a directory with config.json, nor such a file, nor one of {', '.join(SHAPES)}"
+        )
+    shape = json.loads(path.read_text())
+    if shape["vocab_size"] < workloads.VOCAB:
+        raise SystemExit(
+            f"--model {name}: the workloads' tokens need a vocabulary of {workloads.VOCAB}, it has {shape['vocab_size']}"
+        )
+    return path.resolve().parent.name, shape
 
 
 @contextmanager
@@ -31,8 +68,8 @@ def config_directory(shape: dict[str, Any]) -> Iterator[Path]:
 
 
 def random_engine(name: str, **options: Any) -> tuple[Engine, Parts, float]:
-    """An engine for a shape, its parts, and the seconds that it took to be ready."""
-    with config_directory(SHAPES[name]) as folder:
+    """An engine for a model that shape_of knows, its parts, and the seconds that it took to be ready."""
+    with config_directory(shape_of(name)[1]) as folder:
         start = time.perf_counter()
         config = EngineConfig(model=str(folder), weights="random", **options)
         parts = build(config)

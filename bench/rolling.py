@@ -1,8 +1,9 @@
 """Requests that arrive through a window of waiting ones, as a worker feeds them, against all known at once.
 
-    python bench/rolling.py --requests 8000 --windows 4096 --out bench/results/rolling.json
+    python bench/rolling.py --requests 8000 --windows 4096,256 --out bench/results/rolling.json
+    python bench/rolling.py --workload chat_shared --requests 2000 --windows 256,64
 
-The chat workload drawn anew every 2,000 requests; the engine's own queue never holds more than the window.
+The workload drawn anew every 2,000 requests; the engine's own queue never holds more than the window.
 """
 
 import argparse
@@ -10,14 +11,14 @@ from pathlib import Path
 
 import results_file
 import workloads
-from random_model import random_engine, seconds_for
+from random_model import random_engine, seconds_for, shape_of
 
 
-def chat(count: int) -> list[tuple[list[int], int]]:
-    """``count`` requests of the chat workload, from as many seeds as that takes."""
+def drawn(workload: str, count: int, seed: int) -> list[tuple[list[int], int]]:
+    """``count`` requests of a chat workload, from as many seeds as that takes, beginning with ``seed``."""
     work: list[tuple[list[int], int]] = []
     while len(work) < count:
-        work += workloads.build("chat", seed=len(work) // 2000)
+        work += workloads.build(workload, seed + len(work) // 2000)
     return work[:count]
 
 
@@ -25,18 +26,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--model", default="qwen3-0.6b", help="as bench/engine.py's")
+    parser.add_argument("--workload", default="chat", choices=["chat", "chat_shared"])
+    parser.add_argument("--seed", type=int, default=0, help="of the first 2,000 requests")
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--windows", default="4096", help="comma separated")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")
     args = parser.parse_args()
-    work = chat(args.requests)
+    model, _ = shape_of(args.model)
+    work = drawn(args.workload, args.requests, args.seed)
     tokens = sum(out for _, out in work)
     engine, _, ready = random_engine(args.model, device=args.device)
     print(
-        f"{args.model}: ready in {ready:.1f} s; {len(work)} requests, {tokens:,} tokens to generate",
+        f"{model}: ready in {ready:.1f} s; {len(work)} requests, {tokens:,} tokens to generate",
         flush=True,
     )
     seconds_for(engine, work[:8], "warm")
@@ -45,7 +49,7 @@ def main() -> None:
         seconds = seconds_for(engine, work, f"window-{window}", window)
         rows.append(
             {
-                "model": args.model, "requests": len(work), "window": window or "all", "seconds": seconds,
+                "model": model, "workload": args.workload, "seed": args.seed, "requests": len(work), "window": window or "all", "seconds": seconds,
                 "output_tokens_per_s": tokens / seconds,
                 "loss_percent": 100 * (seconds / (rows[0]["seconds"] if rows else seconds) - 1),
             }

@@ -16,6 +16,9 @@ def _ids(rng, n):
 def build(name: str, seed: int = 0) -> list[tuple[list[int], int]]:
     rng = np.random.default_rng(seed)
     out = []
+    if name == "chat_shared":  # chat's requests behind one system prompt of 300, the same for every seed
+        system = _ids(np.random.default_rng(300), 300)
+        return [(system + prompt, length) for prompt, length in build("chat", seed)]
     if name == "chat":  # 2,000 requests, lognormal in (median 180) and out (median 180)
         for _ in range(2000):
             i = int(np.clip(rng.lognormal(np.log(180), 1.0), 4, 2048))
