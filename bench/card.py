@@ -1,17 +1,19 @@
-"""Everything that only a GPU can tell, in one command: its tests, then the benchmarks, the ones that matter most first.
+"""What only a GPU can tell, in one command: its tests, then the benchmarks, what is owed first, then what has been measured.
 
     python bench/card.py --minutes 9 --out DIR
-    python bench/card.py --minutes 9 --out DIR --only flips,overlap     what the call before had no time for
+    python bench/card.py --minutes 9 --out DIR --only rolling,kernels   what the call before had no time for
     python bench/card.py --dry --out DIR                                the same on the CPU, tiny models: does everything run?
 
 Each part is a process of its own with a time limit; one that fails or is cut off leaves the others their turn. No part
 begins after ``--minutes``. DIR/card.json holds what each part wrote and DIR/card.log what it printed, complete up to the last
-part that ended. The table comes last, and names what has not run. Imports the standard library alone.
+part that ended; traces lie beside them. The table comes last, and names what has not run. Not among the parts: bench/loading.py,
+which wants a process of its own with an empty kernel cache. Imports the standard library alone.
 """
 
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -31,18 +33,33 @@ CHAT = "--model qwen3-0.6b --workload chat"
 class Part:
     """A process: what to run, for how many seconds at most, and what to run instead where there is no GPU.
 
-    OUT in a command stands for a file that it writes JSON to. dry None: nothing can be seen without a GPU.
+    OUT in a command stands for a file that it writes JSON to, DIR for the directory of the results. dry None: nothing can be
+    seen without a GPU. needs: a Python program that fails where the part has not what it needs; then it is passed over.
     """
 
     name: str
     limit_s: int
     command: str
     dry: str | None
+    needs: str | None = None
 
 
 PARTS = (
     Part("kernel tests", 200, f"{PYTEST} tests/gpu/test_kernels.py", f"{PYTEST} tests/gpu/test_kernels.py"),
     Part("engine tests", 300, f"{PYTEST} --durations=8 tests/gpu/test_engine.py", f"{PYTEST} tests/gpu/test_engine.py"),
+    Part("shapes", 150, "bench/engine.py --model qwen2.5-1.5b,llama3.2-1b --workload chat,extract --limit 1000 --out OUT",
+         "bench/engine.py --model tiny --device cpu --workload chat,extract --limit 3 --out OUT"),
+    Part("rolling", 180, "bench/rolling.py --requests 8000 --windows 4096,256 --out OUT",
+         "bench/rolling.py --model tiny --device cpu --requests 8 --windows 4,2 --out OUT"),
+    Part("kernels", 130, "bench/kernels/all.py --out OUT", "bench/kernels/all.py --out OUT"),
+    Part("sanitize", 270, "bench/sanitize.py --limit 240", "bench/sanitize.py --list"),
+    Part("8b chat", 150, "bench/engine.py --model llama3-8b --workload chat --reps 2 --trace DIR/trace --out OUT", None),
+    Part("shared chat", 100, "bench/rolling.py --workload chat_shared --requests 2000 --windows 256,64 --out OUT",
+         "bench/rolling.py --model tiny --device cpu --workload chat_shared --requests 6 --windows 3,2 --out OUT"),
+    Part("transformers' logits", 120, f"{PYTEST} tests/gpu/test_vs_transformers.py", f"{PYTEST} tests/gpu/test_vs_transformers.py"),
+    Part("real text", 120, f"{PYTEST} -s tests/gpu/test_real_text.py", f"{PYTEST} tests/gpu/test_real_text.py",
+         needs="import smollm; smollm.path()"),
+    Part("larger shapes", 200, "bench/engine.py --model llama3.2-3b,qwen3-4b --workload chat,extract --limit 1000 --out OUT", None),
     Part("tiers", 120, "bench/tiers.py --model qwen3-0.6b --reps 1 --out OUT",
          "bench/tiers.py --model tiny --device cpu --slots 8 --kv-tokens 3000 --places 12 --bulk 24 --rate 4 --seconds 1"
          " --longest 32 --reps 1 --out OUT"),
@@ -65,7 +82,6 @@ PARTS = (
     Part("transformers", 330, "bench/vs_transformers.py --model qwen3-0.6b --limit 25 --out OUT",
          "bench/vs_transformers.py --model tiny --device cpu --requests 8 --limit 4 --kv-gib 0.1 --probe-rows 4 --probe-width 32"
          " --probe-requests 4 --probe-tokens 4 --skip continuous --out OUT"),
-    Part("matmul", 60, "bench/kernels/matmul.py", None),
     Part("overlap", 90, "bench/kernels/overlap.py", None),
 )  # fmt: skip
 
@@ -74,7 +90,10 @@ def run(command: str, limit_s: float, log: Path) -> tuple[int | None, float, Any
     """Run a part; what it prints is added to the log. Returns its exit status (None: cut off), seconds, and its JSON."""
     with tempfile.TemporaryDirectory() as folder, log.open("ab") as output:
         out = Path(folder) / "out.json"
-        words = [str(out) if word == "OUT" else word for word in shlex.split(command)]
+        places = {"OUT": str(out), "DIR": str(log.parent)}
+        words = [
+            re.sub(r"^(OUT|DIR)\b", lambda found: places[found[0]], word) for word in shlex.split(command)
+        ]
         output.write(f"\n==== {command}\n".encode())
         output.flush()
         paths = [".", "tests/harness", *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -123,7 +142,7 @@ def main() -> None:
     if unknown := set(names) - {part.name for part in PARTS}:
         parser.error(f"no part is called {sorted(unknown)}; there are {[part.name for part in PARTS]}")
     args.out.mkdir(parents=True, exist_ok=True)
-    log, results, left = args.out / "card.log", [], []
+    log, results, left, passed_over = args.out / "card.log", [], [], []
     end = time.monotonic() + 60 * args.minutes
     for part in PARTS:
         command = part.dry if args.dry else part.command
@@ -132,6 +151,9 @@ def main() -> None:
         remaining = end - time.monotonic()
         if remaining < 10:
             left.append(part.name)
+            continue
+        if part.needs and run(f"-c {shlex.quote(part.needs)}", min(60, remaining), log)[0] != 0:
+            passed_over.append(f"{part.name}, for want of what it needs: {last_line(log)}")
             continue
         if args.commit and command.endswith("OUT"):
             command += f" --commit {args.commit}"
@@ -143,9 +165,11 @@ def main() -> None:
         (args.out / "card.json").write_text(json.dumps(results, indent=1))
         print(line(results[-1]), flush=True)
     (args.out / "card.json").write_text(json.dumps(results, indent=1))
-    print(f"\n{'part':<16}{'status':>8}{'s':>7}  last line")
+    print(f"\n{'part':<21}{'status':>8}{'s':>7}  last line")
     for result in results:
         print(line(result))
+    for part in passed_over:
+        print(f"passed over: {part}")
     if left:
         print(f"not run: --only {shlex.quote(','.join(left))}")
     sys.exit(any(result["status"] != 0 for result in results) or bool(left))
@@ -154,7 +178,7 @@ def main() -> None:
 def line(result: dict[str, Any]) -> str:
     """A part's line of the table."""
     status = "cut off" if result["status"] is None else result["status"]
-    return f"{result['name']:<16}{status:>8}{result['seconds']:>7.0f}  {result['said'][:110]}"
+    return f"{result['name']:<21}{status:>8}{result['seconds']:>7.0f}  {result['said'][:110]}"
 
 
 if __name__ == "__main__":

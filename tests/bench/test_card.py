@@ -47,6 +47,20 @@ def test_parts_for_which_no_time_is_left_are_named(monkeypatch, tmp_path, capsys
     assert "not run: --only one,two" in capsys.readouterr().out
 
 
+def test_a_part_whose_needs_are_not_met_is_passed_over_and_said(monkeypatch, tmp_path, capsys):
+    write = "import sys; open(sys.argv[1] + '/trace', 'w')"
+    parts = [
+        card.Part("lacks", 9, "-c 1/0", None, needs="import no_such_module"),
+        card.Part("has", 9, f'-c "{write}" DIR', None, needs="import json"),
+    ]
+    monkeypatch.setattr(card, "PARTS", parts)
+    code, results = run(monkeypatch, tmp_path)
+    assert code == 0
+    assert [(name, result["status"]) for name, result in results.items()] == [("has", 0)]
+    assert (tmp_path / "trace").exists()
+    assert "passed over: lacks, for want of what it needs: ModuleNotFoundError" in capsys.readouterr().out
+
+
 def test_every_part_s_script_is_there_and_each_name_stands_once():
     assert len({part.name for part in card.PARTS}) == len(card.PARTS)
     for part in card.PARTS:
