@@ -117,7 +117,11 @@ class Client:
             raise InvalidName("idempotency_key is empty; leave it out, or give one")
         named = batch_id is not None or idempotency_key is not None
         if batch_id is None:
-            batch_id = self._new_batch_id(idempotency_key)
+            batch_id = (
+                f"batch_{uuid7()}"
+                if idempotency_key is None
+                else batch_named_by(self.tenant, idempotency_key)
+            )
         opened = _message(
             BatchOpened,
             tenant=self.tenant,
@@ -244,11 +248,11 @@ class Client:
         self._outbox.send(self.topics.control, *message.encode())
         self._outbox.flush(patience)
 
-    def _new_batch_id(self, idempotency_key: str | None) -> str:
-        if idempotency_key is None:
-            return f"batch_{uuid7()}"
-        name = f"{self.tenant}\0{idempotency_key}".encode("utf-8", "surrogatepass")
-        return f"batch_{sha256(name).hexdigest()[:32]}"
+
+def batch_named_by(tenant: str, idempotency_key: str) -> str:
+    """The batch that ``submit`` makes under the key where it is given none."""
+    name = f"{tenant}\0{idempotency_key}".encode("utf-8", "surrogatepass")
+    return f"batch_{sha256(name).hexdigest()[:32]}"
 
 
 def _read(jobs: Iterable[Line], reader: LineReader) -> Iterator[Outgoing]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
+from itertools import islice
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -251,6 +252,18 @@ class Ledger:
         while page := self._run(queries.ended_page, tenant, batch_id, states, after):
             yield page
             after = page[-1].id
+
+    def is_cancelled(self, tenant: str, batch_id: str) -> bool:
+        """Whether a cancel of the batch has come: what is sent under it ends as cancelled."""
+        return self._run(queries.is_cancelled, tenant, batch_id)
+
+    def other_content(self, sent: Mapping[UUID, bytes]) -> dict[UUID, str | None]:
+        """Of jobs that were sent, by id with their contents, those whose id is another content's; each with its batch."""
+        found: dict[UUID, str | None] = {}
+        items = iter(sent.items())
+        while part := list(islice(items, queries.SENT_PAGE)):
+            found.update(self._run(queries.other_content, part))
+        return found
 
     def rejections(self, tenant: str, batch_id: str) -> list[RejectionRow]:
         """The batch's rejected records in source order."""

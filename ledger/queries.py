@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from uuid import UUID
 
 from psycopg import sql
@@ -10,6 +10,7 @@ from psycopg.rows import kwargs_row
 
 from headrace.ledger.counters import STATES
 from headrace.ledger.database import Rows
+from headrace.ledger.partitions import span, within
 from headrace.ledger.rows import (
     BatchProgress,
     BatchState,
@@ -22,6 +23,7 @@ from headrace.ledger.rows import (
 from headrace.schemas import JobState
 
 PAGE = 1000
+SENT_PAGE = 10_000
 ENDED_PAGE = (
     20_000  # a page is read back from Kafka in the order of its offsets: the larger, the fewer the detours
 )
@@ -88,6 +90,26 @@ def ended_page(
     codes = [state.code for state in states]
     named.execute(_ENDED, (tenant, batch_id, after or UUID(int=0), codes, ENDED_PAGE))
     return named.fetchall()
+
+
+def is_cancelled(cursor: Rows, tenant: str, batch_id: str) -> bool:
+    """Whether a cancel of the batch has come."""
+    query = "SELECT FROM cancels WHERE tenant = %s AND kind = 'batch' AND target = %s"
+    return cursor.execute(query, (tenant, batch_id)).fetchone() is not None
+
+
+_OTHER_CONTENT = f"""
+SELECT jobs.id, jobs.batch_id
+FROM unnest(%(ids)s::uuid[], %(contents)s::bytea[]) AS sent (id, content_sha) JOIN jobs ON jobs.id = sent.id
+WHERE jobs.content_sha <> sent.content_sha AND {within("jobs")}
+"""
+
+
+def other_content(cursor: Rows, sent: Sequence[tuple[UUID, bytes]]) -> list[tuple[UUID, str | None]]:
+    """Of the jobs ``sent``, ids and contents, those whose id has another content here, each with its batch."""
+    ids, contents = [id for id, _ in sent], [content for _, content in sent]
+    cursor.execute(_OTHER_CONTENT, {"ids": ids, "contents": contents, **span(ids)})
+    return cursor.fetchall()
 
 
 def rejections(cursor: Rows, tenant: str, batch_id: str) -> list[RejectionRow]:

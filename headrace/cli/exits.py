@@ -22,7 +22,8 @@ class Exit(IntEnum):
     NOT_READY = 5, "Something has to be set up first: addresses, migrations, topics, an extra to install."
     REFUSED = (
         6,
-        "Not possible as asked: an unsupported model, a file in the way, a full disk, a stack that already runs.",
+        "Not possible as asked: an unsupported model, a file in the way, a full disk, a stack that already runs, a batch or a"
+        " key that was used for something else.",
     )
     INTERRUPTED = (
         130,

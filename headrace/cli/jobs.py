@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli import context
+from headrace.cli.earlier import refuse_cancelled, refuse_used, refused, refused_so_far
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
 from headrace.cli.output import Json, count, emit, fields, note, open_output
 from headrace.cli.results import Format, Lines, Reader, write_result, write_results
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
-from headrace.cli.submission import as_json, check_sent, parse_deadline, refuse_used, report_problems, send
+from headrace.cli.submission import as_json, check_sent, parse_deadline, report_problems, send
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -66,9 +67,12 @@ def submit(
     command names it and ends with 2. A second copy of a job of the file is the same job, and is not sent either.
 
     A submit that was broken off says how many jobs were sent. With --idempotency-key the same command goes on from there;
-    without one it would run them twice, so a --batch that has jobs is refused.
+    without one it would run them twice, so a --batch that has jobs is refused, and so is one that was cancelled. Under a key
+    a line that was changed does not run, nor does one that another --batch has: as far as the job table tells, which with
+    --follow is all, the command names them and ends with 6.
     """
     settings = context.load_settings(tenant=tenant)
+    refuse_cancelled(settings, batch, idempotency_key)
     if batch is not None and idempotency_key is None:
         refuse_used(settings, batch)
     with interrupt_on_signals():
@@ -96,15 +100,19 @@ def submit(
                 quiet=json,
             )
             interrupted = stop.is_set()
+            changed = refused(ledger, submission)
+    else:
+        changed = refused_so_far(settings, submission)
     if json:
         more = {"batch": progress, "interrupted": interrupted} if wait else {}
-        emit(as_json(submission, tier) | more)
+        emit(as_json(submission, tier) | {"refused": changed.lines} | more)
     elif progress:
         show_batch(progress)
     else:
         note(f"headrace status {submission.batch_id}\nheadrace results {submission.batch_id} --follow")
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
+    changed.check()
     check_sent(submission)
 
 

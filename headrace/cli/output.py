@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # A pipe has no width; rich would take 80 and break lines that a program or a log reads.
 PIPE_WIDTH = 4096
+SHOWN_LINES = 20
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -47,6 +48,12 @@ def printable(text: str) -> str:
 def count(number: int, noun: str) -> str:
     """``1 job``, ``2 jobs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def numbers(lines: Sequence[int]) -> str:
+    """The numbers of lines, of many the first: ``line 3, 7 and 2 more``."""
+    more = f" and {len(lines) - SHOWN_LINES} more" if len(lines) > SHOWN_LINES else ""
+    return f"line {', '.join(map(str, lines[:SHOWN_LINES]))}{more}"
 
 
 def emit(data: Any) -> None:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.output import count, note, open_input
+from headrace.cli.output import count, note, numbers, open_input
 
 if TYPE_CHECKING:
     from headrace.client import Submission
     from headrace.settings import Settings
 
 SHOWN_PROBLEMS = 5
-SHOWN_LINES = 20
 
 
 def send(
@@ -49,42 +48,6 @@ def _how_to_go_on(batch_id: str | None, idempotency_key: str | None) -> str:
     )
 
 
-def refuse_used(settings: "Settings", batch_id: str) -> None:
-    """Raise Failure if the job table says that the batch is closed or has jobs.
-
-    The count of a closed one is final. One that is open and has jobs is what a submit that was broken off leaves behind:
-    without an idempotency key a line has another id each time, and would run twice.
-
-    Submitting needs no job table, so where none is named or it does not answer nothing is refused.
-    """
-    from headrace.ledger import LedgerUnavailable, NotMigrated
-
-    try:
-        with context.open_ledger(settings) as ledger:
-            batch = ledger.batch(settings.tenant, batch_id)
-    except (LedgerUnavailable, NotMigrated):
-        return
-    except Failure as failure:
-        if failure.exit_code is not Exit.NOT_READY:
-            raise
-        return
-    if batch is None:
-        return
-    if batch.closed_at is not None:
-        raise Failure(
-            Exit.REFUSED,
-            f"Batch {batch_id!r} was closed with {batch.expected} records; what comes later would not be waited for.",
-            "Choose another --batch; to go on with a submit that broke off, give its --idempotency-key again.",
-        )
-    if held := batch.submitted + batch.rejected:
-        raise Failure(
-            Exit.REFUSED,
-            f"Batch {batch_id!r} is open and has {count(held, 'record')} already: sent again, lines would run twice.",
-            "To go on with a submit that broke off, give its --idempotency-key again. If it had none, choose another --batch,"
-            f" and end what runs with `headrace cancel {batch_id} --batch`.",
-        )
-
-
 def report_problems(submission: "Submission") -> None:
     """Say which lines will not succeed, those that were left out first."""
     for problem in sorted(submission.problems, key=lambda problem: not problem.left_out)[:SHOWN_PROBLEMS]:
@@ -98,11 +61,10 @@ def check_sent(submission: "Submission") -> None:
     """Raise Failure if lines were left out of the batch: its results say nothing of them."""
     left_out = [problem for problem in submission.problems if problem.left_out]
     if left_out:
-        numbers = ", ".join(str(problem.line) for problem in left_out[:SHOWN_LINES])
-        more = f" and {len(left_out) - SHOWN_LINES} more" if len(left_out) > SHOWN_LINES else ""
+        told = numbers([problem.line for problem in left_out])
         raise Failure(
             Exit.USAGE,
-            f"{count(len(left_out), 'line')} could not be sent (line {numbers}{more}), the first because {left_out[0].message}.",
+            f"{count(len(left_out), 'line')} could not be sent ({told}), the first because {left_out[0].message}.",
             "The others run. Mend these, and submit them as a batch of their own.",
         )
 

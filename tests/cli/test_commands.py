@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import apache_kafka
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from typer.testing import CliRunner, Result
 
@@ -22,8 +22,22 @@ from headrace.cli.exits import Exit
 from headrace.cli.stopping import Stop
 from headrace.cli.submission import parse_deadline
 from headrace.client import Client
+from headrace.client.announced import not_recorded
+from headrace.client.client import batch_named_by
 from headrace.ledger import JobRow, Ledger, OutcomeRow, RejectionRow
-from headrace.schemas import BatchClosed, BatchOpened, Choice, JobError, JobResult, JobState, uuid7
+from headrace.schemas import (
+    BatchClosed,
+    BatchOpened,
+    CancelBatch,
+    Choice,
+    JobError,
+    JobResult,
+    JobState,
+    Source,
+    Topics,
+    parse_job,
+    uuid7,
+)
 from headrace.settings import Settings
 
 Run = Callable[..., Result]
@@ -89,14 +103,19 @@ def job_row(custom_id: str, offset: int) -> JobRow:
 
 def read(kafka: str, topic: str, count: int) -> list[dict[str, object]]:
     """The first ``count`` records of a topic, each as its value."""
+    return [json.loads(message.value()) for message in read_messages(kafka, topic, count)]
+
+
+def read_messages(kafka: str, topic: str, count: int) -> list[Message]:
+    """The first ``count`` records of a topic."""
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
-    found: list[dict[str, object]] = []
+    found: list[Message] = []
     deadline = time.monotonic() + 120
     while len(found) < count and time.monotonic() < deadline:
         message = consumer.poll(0.5)
         if message is not None and message.error() is None:
-            found.append(json.loads(message.value()))
+            found.append(message)
     consumer.close()
     return found
 
@@ -229,6 +248,54 @@ def test_a_batch_that_is_open_and_has_jobs_takes_more_under_an_idempotency_key_a
     again = ("submit", "-", "--batch", "b", "--idempotency-key", "k")
     assert run(*again, stdin='{"prompt": "one"}\n').exit_code == 0
     assert run("submit", "-", "--batch", "empty", stdin='{"prompt": "one"}\n').exit_code == 0
+
+
+@pytest.mark.usefixtures("topics")
+@pytest.mark.parametrize("options", [("--batch", "b"), ("--idempotency-key", "k")])
+def test_nothing_is_sent_under_a_batch_that_was_cancelled(
+    run: Run, database_url: str, kafka: str, prefix: str, options: tuple[str, ...]
+) -> None:
+    batch_id = {"b": "b", "k": batch_named_by("default", "k")}[options[1]]
+    with Ledger(database_url) as ledger:
+        ledger.apply_control([BatchOpened(batch_id=batch_id), CancelBatch(batch_id=batch_id)])
+    refused = run("submit", "-", *options, stdin='{"prompt": "one"}\n')
+    assert refused.exit_code == Exit.REFUSED
+    assert f"Batch {batch_id} is cancelled; nothing of it would run" in refused.output
+    with Client(kafka, Topics(prefix=prefix)) as client:
+        assert not_recorded(client._kafka, client.topics, "default", batch_id).opened_ms is None
+
+
+def record(ledger: Ledger, messages: list[Message]) -> None:
+    """Play the recorder."""
+    for message in messages:
+        place = Source(
+            message.topic() or "", message.partition() or 0, message.offset() or 0, message.timestamp()[1]
+        )
+        envelope = parse_job(message.value(), message.headers(), place).envelope
+        ledger.record([JobRow.of(envelope, place, "standard", "default")])
+
+
+@pytest.mark.usefixtures("topics")
+def test_lines_that_were_sent_before_with_other_content_or_in_another_batch_are_named(
+    run: Run, database_url: str, kafka: str, prefix: str
+) -> None:
+    lines = [{"custom_id": name, "prompt": name} for name in ("a", "b", "c")]
+
+    def submit(*options: str) -> Result:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        return run("submit", "-", "--idempotency-key", "k", *options, stdin=text)
+
+    assert submit().exit_code == 0
+    with Ledger(database_url) as ledger:
+        record(ledger, read_messages(kafka, f"{prefix}.jobs.v1.standard", 3))
+    assert submit().exit_code == 0
+    lines[1]["prompt"], lines[2]["prompt"] = "x", "y"
+    changed = submit("--json")
+    assert (changed.exit_code, json.loads(changed.stdout)["refused"]) == (Exit.REFUSED, [2, 3])
+    assert "2 lines of 3 (line 2, 3) did not run" in json.loads(changed.stderr)["error"]["message"]
+    elsewhere = submit("--batch", "elsewhere")
+    assert elsewhere.exit_code == Exit.REFUSED
+    assert f"was used before, in batch {batch_named_by('default', 'k')}" in elsewhere.output
 
 
 @pytest.mark.usefixtures("topics")

@@ -31,6 +31,27 @@ def test_each_state_is_told_with_its_content(ledger: Ledger) -> None:
     assert seen[queued.id].result is None
 
 
+def test_jobs_whose_id_has_another_content_are_told_with_their_batch(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.ledger.queries.SENT_PAGE", 2)
+    same, changed, elsewhere, absent = named("a"), named("b"), named("c", batch_id="b2"), job()
+    ledger.record([same, changed, elsewhere])
+    sent = {row.id: row.content_sha for row in (same, absent)}
+    others = {row.id: b"other".ljust(32) for row in (changed, elsewhere)}
+    assert ledger.other_content(sent | others) == {changed.id: "b1", elsewhere.id: "b2"}
+    assert ledger.other_content(sent) == {}
+
+
+def test_a_batch_is_cancelled_once_a_cancel_of_it_has_come(ledger: Ledger) -> None:
+    ledger.apply_control(
+        [BatchOpened(tenant="acme", batch_id="b1"), CancelBatch(tenant="other", batch_id="b1")]
+    )
+    assert not ledger.is_cancelled("acme", "b1")
+    ledger.apply_control([CancelBatch(tenant="acme", batch_id="b1")])
+    assert ledger.is_cancelled("acme", "b1")
+
+
 @pytest.mark.parametrize("first", ["cancel", "job"])
 def test_a_cancelled_job_is_told_whichever_came_first(ledger: Ledger, first: str) -> None:
     row, neighbour = named("x"), named("y")
