@@ -144,7 +144,8 @@ class Settings(BaseSettings):
     dead_letter_limit: int = Field(
         1000,
         ge=0,
-        description="dead letters a minute (and a tenth of what ends) beyond which a worker pauses; 0: no limit",
+        description="dead letters a minute (and a tenth of what ends), or ten times as many an hour (and a hundredth), beyond"
+        " which a worker pauses; 0: no limit",
     )
     keep_days: int = Field(
         90,

@@ -1,9 +1,12 @@
 """A limit on dead letters: a worker that gives up on too much of what it meets stops taking more, and says why.
 
 Whatever is wrong then (a bad deploy, a producer that sends rubbish), going on would only make more dead letters, while
-what is not taken waits in Kafka and loses nothing. It goes on by itself after a pause, and pauses for twice as long
-each time that what comes next is no better. So rubbish passes without anybody's help, and a bad deploy costs
-``most`` records a pause, not the whole backlog: a restart with a good version goes on at once.
+what is not taken waits in Kafka and loses nothing. It goes on by itself after a pause, so rubbish passes without anybody's
+help, and a restart with a good version goes on at once.
+
+Two limits hold together. The one of a minute sees what is plainly broken; it pauses for twice as long each time that what
+comes next is no better. The one of an hour sees a part that is lost steadily: it lets nothing more in before its hour is
+over, so that what a worker loses in an hour is bounded, whatever else goes well.
 """
 
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 class DeadLetterLimit:
     """most: dead letters in ``window_s`` seconds; None or 0 for any number. share: of the records that ended in them;
     below it a busy worker's few bad ones are no reason to stop. pause_s: the first pause; longest_pause_s: the last.
+    hourly: how many times ``most`` there may be in an hour; hourly_share: as share, in that hour.
     """
 
     most: int | None = 1000
@@ -20,6 +24,8 @@ class DeadLetterLimit:
     window_s: float = 60.0
     pause_s: float = 60.0
     longest_pause_s: float = 900.0
+    hourly: int = 10
+    hourly_share: float = 0.01
 
 
 class Brake:
@@ -27,41 +33,63 @@ class Brake:
 
     def __init__(self, limit: DeadLetterLimit) -> None:
         self._limit = limit
-        self._dead = self._ended = 0
-        self._window_ends = 0.0
+        most = limit.most or 0
+        self._minute = _Window(most, limit.share, limit.window_s)
+        self._hour = _Window(limit.hourly * most, limit.hourly_share, 3600.0)
         self._paused_until = 0.0
         self._pause_s = limit.pause_s
         self._reason: str | None = None
 
     def note(self, *, dead: bool, now: float) -> None:
         """A record has ended, as a dead letter or otherwise."""
-        if now >= self._window_ends:
-            self._dead = self._ended = 0
-            self._window_ends = now + self._limit.window_s
-        self._ended += 1
-        self._dead += dead
-        if dead and self._reason is None and self._is_too_much():
-            self._pull(now)
+        for window in (self._minute, self._hour):
+            window.note(dead, now)
+        if not dead or not self._limit.most or self._reason is not None:
+            return
+        if self._hour.is_too_much:  # first, since its pause is no shorter than what is left of the hour
+            self._pull(self._hour, now, self._hour.ends - now)
+        elif self._minute.is_too_much:
+            self._pull(self._minute, now, self._next_pause(now))
 
     def reason(self, now: float) -> str | None:
         """Why nothing more is to be taken; None while all is well, or well enough to try again."""
         if self._reason is not None and now >= self._paused_until:
             self._reason = None
-            self._window_ends = now  # what was counted before the pause has been answered for
+            self._minute.ends = now  # what was counted before the pause has been answered for
         return self._reason
 
-    def _is_too_much(self) -> bool:
-        most = self._limit.most
-        return bool(most) and self._dead > (most or 0) and self._dead > self._limit.share * self._ended
+    def _next_pause(self, now: float) -> float:
+        limit, since_last = self._limit, now - self._paused_until
+        again = self._paused_until and since_last < limit.window_s
+        self._pause_s = min(2 * self._pause_s, limit.longest_pause_s) if again else limit.pause_s
+        return self._pause_s
 
-    def _pull(self, now: float) -> None:
-        since_last = now - self._paused_until
-        if self._paused_until and since_last < self._limit.window_s:
-            self._pause_s = min(2 * self._pause_s, self._limit.longest_pause_s)
-        else:
-            self._pause_s = self._limit.pause_s
-        self._paused_until = now + self._pause_s
+    def _pull(self, window: "_Window", now: float, pause_s: float) -> None:
+        self._paused_until = now + pause_s
         self._reason = (
-            f"{self._dead:,} of the {self._ended:,} records that ended lately became dead letters, over the limit of"
-            f" {self._limit.most:,} in {self._limit.window_s:g} s; no more are taken for {self._pause_s:g} s"
+            f"{window.dead:,} of the {window.ended:,} records that ended lately became dead letters, over the limit of"
+            f" {window.most:,} in {window.length_s:g} s; no more are taken for {pause_s:.4g} s"
         )
+
+
+class _Window:
+    """What ended in the present one of windows of ``length_s`` seconds, each of which begins with a record."""
+
+    def __init__(self, most: int, share: float, length_s: float) -> None:
+        self.most, self.length_s = most, length_s
+        self.dead = self.ended = 0
+        self.ends = 0.0
+        self._share = share
+
+    def note(self, dead: bool, now: float) -> None:
+        """A record has ended."""
+        if now >= self.ends:
+            self.dead = self.ended = 0
+            self.ends = now + self.length_s
+        self.ended += 1
+        self.dead += dead
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether more became dead letters than may, by number and by share."""
+        return self.dead > self.most and self.dead > self._share * self.ended

@@ -65,6 +65,50 @@ def test_pauses_double_while_nothing_gets_better_and_start_over_afterwards() -> 
     assert brake.reason(now + 30) is None
 
 
+def spend(brake: Brake, seconds: int, bad: int, well: int) -> tuple[int, int, list[int]]:
+    """Live through so many seconds in which so many records end, where any are taken.
+
+    Returns how many became dead letters, how many did not, and the seconds at which the pauses began.
+    """
+    lost = done = 0
+    began, paused = [], False
+    for now in range(seconds):
+        before, paused = paused, brake.reason(float(now)) is not None
+        if paused and not before:
+            began.append(now)
+        if not paused:
+            note(brake, dead=bad, well=well, now=float(now))
+            lost, done = lost + bad, done + well
+    return lost, done, began
+
+
+@pytest.mark.parametrize(
+    ("bad", "well", "paused_at"),
+    [(9, 91, 1112), (16, 800, 626), (2, 3, 5001)],
+    ids=["a tenth of the jobs", "just below the limit of a minute", "slow and mostly bad"],
+)
+def test_a_part_that_is_lost_steadily_is_bounded_by_the_hour(bad: int, well: int, paused_at: int) -> None:
+    lost, _, began = spend(Brake(DeadLetterLimit()), 3 * 3600, bad, well)
+    assert lost <= 3 * (10_000 + bad)
+    assert began[:1] == ([paused_at] if paused_at < 3600 else [])
+
+
+def test_after_its_hour_a_worker_takes_jobs_again() -> None:
+    brake = Brake(LIMIT)  # a hundred in an hour
+    note(brake, dead=101, well=900, now=0)
+    assert "101 of the 1,001 records" in (brake.reason(0) or "")
+    assert brake.reason(3599) is not None
+    assert brake.reason(3600) is None
+    note(brake, dead=5, now=3600)
+    assert brake.reason(3600) is None
+
+
+def test_a_fleet_with_some_bad_input_is_never_stopped() -> None:
+    for bad, well in ((2, 98), (9, 991)):  # 2% of a hundred a second, and just below 1% of a thousand
+        lost, done, began = spend(Brake(DeadLetterLimit()), 3600, bad, well)
+        assert (lost, done, began) == (3600 * bad, 3600 * well, [])
+
+
 def send_rubbish(line: Pipeline, count: int) -> None:
     for n in range(count):
         line.send(b"{no json", partition=n % 4)
@@ -104,7 +148,7 @@ def test_a_worker_that_stopped_goes_on_later_and_rubbish_passes_pause_by_pause(
 ) -> None:
     send_rubbish(line, 600)
     good = line.submit("hello")  # behind the rubbish
-    limit = DeadLetterLimit(most=50, pause_s=0.5, longest_pause_s=0.5)
+    limit = DeadLetterLimit(most=50, pause_s=0.5, longest_pause_s=0.5, hourly=20)
     worker = line.start_worker(dead_letters=limit)
     line.wait_for(lambda: line.rows().get(good) == "succeeded")
     line.wait_for(lambda: line.lag() == 0)
