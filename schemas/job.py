@@ -88,7 +88,7 @@ class PromptJob(AsksForAForm):
     )
     idempotency_key: Name | None = Field(
         default=None,
-        description=f"a string of 1 to {MAX_ID_CHARS} characters; it names the job where there is no job_id",
+        description=f"a string of 1 to {MAX_ID_CHARS} characters; it names the job, and must not stand beside a job_id",
     )
     tenant: Name = Field(default="default", description=f"a string of 1 to {MAX_ID_CHARS} characters")
     batch_id: Name | None = Field(
@@ -201,6 +201,13 @@ class PromptJob(AsksForAForm):
         if self.inputs is not None and self.embedding is None:
             message = "must stand beside embedding: every other job has one prompt"
             raise refusal(ErrorCode.INVALID_VALUE, message, "inputs")
+        return self
+
+    @model_validator(mode="after")
+    def _one_name(self) -> Self:
+        if self.job_id is not None and self.idempotency_key is not None:
+            message = "must not stand beside job_id, which names the job, so that the key would keep nothing from running twice"
+            raise refusal(ErrorCode.INVALID_VALUE, message, "idempotency_key")
         return self
 
     @model_validator(mode="after")

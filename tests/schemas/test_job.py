@@ -113,6 +113,25 @@ def test_a_developer_speaks_as_the_system() -> None:
     assert [message.role for message in job.messages or ()] == ["system", "user"]
 
 
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ({"prompt": "x", "job_id": "mine", "idempotency_key": "k"}, None),
+        ({"prompt": "x", "idempotency_key": "k"}, [("headrace-job-id", b"mine")]),
+        ({"custom_id": "c", "job_id": "mine", "idempotency_key": "k", "url": "/v1/completions", "body": {"prompt": "x"}}, None),
+    ],
+    ids=["ours", "a header", "openai"],
+)  # fmt: skip
+def test_a_job_has_one_name_so_that_a_key_beside_an_id_is_not_ignored(
+    body: dict[str, Any], headers: list[tuple[str, bytes | None]] | None
+) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        parse(body, headers)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_VALUE, "idempotency_key")
+    assert "must not stand beside job_id" in caught.value.message
+    assert caught.value.envelope.job_id == "mine"
+
+
 def test_null_is_another_way_to_leave_a_field_out() -> None:
     fields = dict.fromkeys(PromptJob.model_fields.keys() - {"prompt"})
     assert parse({**fields, "prompt": "x"}).model_dump() == PromptJob(prompt="x").model_dump()
