@@ -13,8 +13,9 @@ from headrace.cli.engine import default_model
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
+from headrace.cli.input import open_input
 from headrace.cli.jobs import show_batch
-from headrace.cli.output import Json, count, emit, fields, messages, note, open_input, open_output
+from headrace.cli.output import Json, count, emit, fields, messages, note, open_output
 from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.stopping import Stop, stop_on_signals
 from headrace.cli.submission import check_sent, report_problems, send

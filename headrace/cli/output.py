@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -134,29 +133,3 @@ def discard(*streams: IO[str]) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in streams:
             os.dup2(nowhere, stream.fileno())
-
-
-@contextmanager
-def open_input(path: str) -> Iterator[Iterable[bytes]]:
-    """The lines of ``path``, for "-" of stdin, which stays open. Raises Failure where there are none but blank ones."""
-    if path == "-":
-        yield _some_lines(sys.stdin.buffer, "stdin")
-    else:
-        with open(path, "rb") as source:
-            yield _some_lines(source, path)
-
-
-def _some_lines(source: IO[bytes], name: str) -> Iterable[bytes]:
-    """``source`` itself where it can be read twice, which --strict makes use of."""
-    start = source.tell() if source.seekable() else None
-    ahead: list[bytes] = []
-    for line in source:
-        ahead.append(line)
-        if line.strip():
-            break
-    else:
-        raise Failure(Exit.USAGE, f"There are no jobs in {name}: it is empty.")
-    if start is None:
-        return chain(ahead, source)
-    source.seek(start)
-    return source

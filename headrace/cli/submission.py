@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.output import count, note, numbers, open_input
+from headrace.cli.input import open_input
+from headrace.cli.output import count, note, numbers
 
 if TYPE_CHECKING:
     from headrace.client import Submission
