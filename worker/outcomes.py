@@ -98,7 +98,8 @@ class Outcomes:
         """The record is no job."""
         self._metrics.died(rejection.row.code)
         job_log.rejected(rejection)
-        self.brake.note(dead=True, now=time.monotonic())
+        if rejection.row.code != ErrorCode.DUPLICATE_JOB_ID:  # that cost nothing, and says nothing of us
+            self.brake.note(dead=True, now=time.monotonic())
         self._rejects.put([rejection])
 
     def publish_stored(self, job: Job, stored: StoredJob) -> None:

@@ -159,6 +159,20 @@ def test_a_worker_that_stopped_goes_on_later_and_rubbish_passes_pause_by_pause(
     assert sum("taking jobs again" in each for each in told) >= 2
 
 
+def test_a_file_that_was_changed_and_sent_again_under_its_ids_stops_nobody(line: Pipeline) -> None:
+    worker = line.start_worker(dead_letters=DeadLetterLimit(most=5))
+    for prompt in ("as it was", "changed"):
+        for number in range(50):
+            line.send({"job_id": f"line {number}", "prompt": prompt}, partition=number % 4)
+        line.flush()
+        line.wait_terminal(50)
+    line.wait_for(lambda: rejections(line) == 50)
+    line.wait_for(lambda: line.lag() == 0)
+    assert worker.worker.status().paused is None
+    last = line.submit("somebody else's")
+    line.wait_for(lambda: line.rows().get(last) == "succeeded")
+
+
 def test_another_worker_goes_on_where_a_paused_one_stopped(line: Pipeline) -> None:
     paused = line.start_worker(dead_letters=DeadLetterLimit(most=5))
     send_rubbish(line, 300)
