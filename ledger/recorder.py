@@ -95,10 +95,10 @@ class Recorder:
             "bootstrap.servers": bootstrap,
             "group.id": group or topics.recorder_group,
             "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
             "topic.metadata.refresh.interval.ms": 10_000,  # how soon a new pool's topics are found
-            "on_commit": _on_commit,
             **for_consumer(kafka or {}),
+            "enable.auto.commit": False,
+            "on_commit": _on_commit,
         }
         self._held: list[Message] = []
         self._waiting = 0  # records that Postgres does not take for now
