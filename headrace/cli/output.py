@@ -29,14 +29,16 @@ def console() -> "Console":
     """The console on stdout. Made anew: tests and pipes replace sys.stdout."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def messages() -> "Console":
     """The console on stderr."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    return Console(
+        stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
+    )
 
 
 def printable(text: str) -> str:
