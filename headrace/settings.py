@@ -6,6 +6,7 @@ environment. ``KAFKA_BOOTSTRAP_SERVERS`` and ``DATABASE_URL`` keep the names tha
 """
 
 import os
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +17,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 PREFIX = "HEADRACE_"
 KAFKA_PREFIX = "HEADRACE_KAFKA_"
 
+# A broker as librdkafka reads it. It takes a scheme as well, and says of one that is not its own "transport failure".
+BROKER = re.compile(r"(\[[^\]\s]+\]|[^\[\]\s:/@]+):([0-9]{1,5})")
+
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -24,7 +28,7 @@ def kafka_properties() -> dict[str, str]:
     return {
         name.removeprefix(KAFKA_PREFIX).lower().replace("_", "."): value
         for name, value in os.environ.items()
-        if name.startswith(KAFKA_PREFIX)
+        if name.startswith(KAFKA_PREFIX) and value
     }
 
 
@@ -169,6 +173,19 @@ class Settings(BaseSettings):
         default_factory=default_state_dir, description="where `headrace local` keeps its logs and its state"
     )
 
+    @field_validator("kafka_bootstrap_servers")
+    @classmethod
+    def _brokers(cls, value: str | None) -> str | None:
+        """Each entry a host and a port, without the blanks around them."""
+        entries = [] if value is None else [entry.strip() for entry in value.split(",")]
+        for entry in entries:
+            found = BROKER.fullmatch(entry)
+            if found is None or not 0 < int(found[2]) < 65_536:
+                raise ValueError(
+                    f"{entry!r} is not host:port; several are separated by one comma, e.g. kafka-1:9092,kafka-2:9092"
+                )
+        return ",".join(entries) or None
+
     @field_validator("tiers", "model_names", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -187,6 +204,14 @@ class Settings(BaseSettings):
         if not value:
             raise ValueError("name at least one tier, e.g. standard")
         return value
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Self:
+        for name in self.kafka.keys() & {"bootstrap.servers", "metadata.broker.list"}:
+            raise ValueError(
+                f"{KAFKA_PREFIX}{name.upper().replace('.', '_')} is no setting: name the brokers in KAFKA_BOOTSTRAP_SERVERS"
+            )
+        return self
 
     @model_validator(mode="after")
     def _no_other_tiers(self) -> Self:

@@ -36,16 +36,15 @@ def load_settings(**options: Any) -> "Settings":
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
+        why = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # of several settings together
-            raise Failure(Exit.USAGE, f"{first['msg'].removeprefix('Value error, ')}.") from None
+            raise Failure(Exit.USAGE, f"{why}.") from None
         field, *below = first["loc"]
         name = variable(str(field), *below) if field in Settings.model_fields else str(field)
         if first["type"] == "extra_forbidden":  # only a tier has something below it that is named
             knobs = ", ".join(knob.upper() for knob in TierSettings.model_fields)
             raise Failure(Exit.USAGE, f"{name} is no knob of a tier.", f"There are {knobs}.") from None
-        raise Failure(
-            Exit.USAGE, f"{name} is not usable: {first['msg']}.", f"It is {first['input']!r} now."
-        ) from None
+        raise Failure(Exit.USAGE, f"{name} is not usable: {why}.", f"It is {first['input']!r} now.") from None
 
 
 def misspelt(settings: "Settings") -> list[str]:

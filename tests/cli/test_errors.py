@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from headrace.cli import app, context, doctor
 from headrace.cli.errors import RULES, Failure, translate
 from headrace.cli.exits import Exit
-from headrace.cli.output import fields, open_output
+from headrace.cli.output import fields, note, open_output
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import BadCheckpoint, EngineError
 from headrace.ledger import LedgerUnavailable, require_migrated
@@ -250,6 +250,42 @@ def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("doctor")
     assert result.exit_code == Exit.USAGE
     assert "HEADRACE_KV_TOKENS" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["topics describe", "status b", "worker", "recorder", "doctor"])
+@pytest.mark.parametrize(
+    ("brokers", "entry"),
+    [
+        ("http://kafka:9092", "'http://kafka:9092'"),
+        ("kafka", "'kafka'"),
+        ("a:9092,b", "'b'"),
+        ("a:9092,,b:9092", "''"),
+        ("a:9092,", "''"),
+        ("a:99999", "'a:99999'"),
+        ("a:9092;b:9092", "'a:9092;b:9092'"),
+    ],
+)
+def test_what_is_no_address_of_a_broker_is_refused_by_its_name(
+    command: str, brokers: str, entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", brokers)
+    result = run(*command.split())
+    assert result.exit_code == Exit.USAGE
+    assert f"KAFKA_BOOTSTRAP_SERVERS is not usable: {entry} is not host:port" in result.output
+    assert "e.g. kafka-1:9092" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+def test_brokers_have_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "a:9092")
+    monkeypatch.setenv("HEADRACE_KAFKA_BOOTSTRAP_SERVERS", "b:9092")
+    monkeypatch.setenv("HEADRACE_KAFKA_SASL_PASSWORD", "secret")
+    result = run("topics", "describe")
+    assert result.exit_code == Exit.USAGE
+    assert "HEADRACE_KAFKA_BOOTSTRAP_SERVERS is no setting" in result.output
+    assert "in KAFKA_BOOTSTRAP_SERVERS" in result.output
+    assert "secret" not in result.output
 
 
 @pytest.mark.usefixtures("bare")
@@ -527,6 +563,12 @@ def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     result = run("doctor")
     assert result.exit_code == Exit.USAGE
     assert "HEADRACE_TIER is not usable: it must be a JSON object." in result.output
+
+
+def test_what_others_wrote_is_not_drawn_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    note("broker thrd:a:1 refused")
+    fields({"value": "thrd:a:1"})
+    assert "".join(capsys.readouterr()).count("thrd:a:1") == 2
 
 
 def test_what_others_wrote_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

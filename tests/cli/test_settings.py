@@ -121,6 +121,16 @@ def test_kafka_properties_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().kafka == {"security.protocol": "SASL_SSL", "session.timeout.ms": "6000"}
 
 
+def test_blanks_around_a_broker_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", " a:1 , [::1]:9092 ")
+    assert Settings().kafka_bootstrap_servers == "a:1,[::1]:9092"
+
+
+def test_an_empty_kafka_property_counts_as_unset_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_KAFKA_SASL_PASSWORD", "")
+    assert Settings().kafka == {}
+
+
 def test_a_misspelt_variable_is_told_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEADRACE_PREFTCH", "HEADRACE_TIER_BULK_FLOOR", "HEADRACE_SOMETHING_ELSE"):
         monkeypatch.setenv(name, "5")
