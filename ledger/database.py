@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,6 +63,16 @@ _CHOICES = {
     "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     "load_balance_hosts": ("disable", "random"),
 }
+_NUMBERS = (
+    "connect_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
+)
+# How it says of any other that it cannot have that value.
+_BAD_VALUE = re.compile(r"connection is bad: (invalid \S+ value: .*)")
 # Seconds after which a connection is made anew. Its temporary table keeps the age that it was made at and autovacuum
 # leaves it alone: in a session of weeks it would hold up the whole cluster's freezing.
 RECYCLE_S = 3600
@@ -101,6 +112,9 @@ def parse_url(url: str) -> dict[str, Any]:
     for name, choices in _CHOICES.items():
         if name in given and given[name] not in choices:
             raise NotPostgres(f"{name} must be one of {', '.join(choices)}.")
+    for name in _NUMBERS:
+        if not re.fullmatch(r"-?[0-9]{1,9}", str(given.get(name, 0))):
+            raise NotPostgres(f"{name} must be a whole number.")
     return given
 
 
@@ -213,7 +227,10 @@ def translate(error: Exception) -> Exception:
         # The driver itself: a value it cannot send, or a connection that is gone.
         if isinstance(error, psycopg.DataError):
             return RowRefused(str(error))
-        return LedgerUnavailable(str(error)) if isinstance(error, psycopg.OperationalError) else error
+        if isinstance(error, psycopg.OperationalError):
+            bad_value = _BAD_VALUE.match(str(error))
+            return NotPostgres(f"{bad_value[1]}.") if bad_value else LedgerUnavailable(str(error))
+        return error
     cause = f"{error.diag.message_primary} ({state})" if isinstance(error, psycopg.Error) else str(error)
     if state.startswith(_TRANSIENT):
         return LedgerUnavailable(cause)

@@ -154,6 +154,42 @@ def test_a_value_that_a_database_s_option_cannot_have_is_a_usage_error_that_name
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["migrate", "status b", "recorder", "worker"])
+@pytest.mark.parametrize(
+    "option", ["connect_timeout=abc", "connect_timeout=", "keepalives_idle=30s", "tcp_user_timeout=1.5"]
+)
+def test_a_number_of_a_database_s_that_is_none_is_a_usage_error_that_names_it(
+    command: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "headrace.cli.serve.engine_config", lambda settings: EngineConfig(model="never opened")
+    )
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:secret@127.0.0.1:{CLOSED_PORT}/x?{option}")
+    result = run(*command.split())
+    assert result.exit_code == Exit.USAGE
+    assert f"DATABASE_URL: {option.partition('=')[0]} must be a whole number." in result.output
+    assert "secret" not in result.output
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["migrate", "status b", "recorder", "worker"])
+def test_a_value_that_libpq_alone_can_judge_is_a_usage_error_too(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "headrace.cli.serve.engine_config", lambda settings: EngineConfig(model="never opened")
+    )
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    url = f"postgresql://me:secret@127.0.0.1:{CLOSED_PORT}/x?ssl_min_protocol_version=1.2"
+    monkeypatch.setenv("DATABASE_URL", url)
+    result = run(*command.split())
+    assert result.exit_code == Exit.USAGE
+    assert 'DATABASE_URL: invalid "ssl_min_protocol_version" value: "1.2".' in result.output
+    assert "secret" not in result.output
+
+
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     "url",
     [
