@@ -240,9 +240,14 @@ class Ledger:
         """One batch's line of `batch_progress`; None if nothing at all is known of it."""
         return self._run(queries.batch, tenant, batch_id)
 
-    def results(self, tenant: str, batch_id: str, after: UUID | None = None) -> Iterator[StoredResult]:
-        """The batch's results in id order, read in pages; `after` resumes behind an id already read."""
-        while page := self._page(tenant, batch_id, after):
+    def results(
+        self, tenant: str, batch_id: str, after: UUID | None = None, run: int | None = None
+    ) -> Iterator[StoredResult]:
+        """The batch's results in id order, read in pages; `after` resumes behind an id already read.
+
+        run: those of this run, also where a later one has been asked for; None for each job's current run.
+        """
+        while page := self._page(tenant, batch_id, run, after):
             yield from page
             after = page[-1].id
 
@@ -304,8 +309,8 @@ class Ledger:
         """Forget the minutes of `tier_backlog` in which nothing is left to do."""
         self._database.once(drain)
 
-    def _page(self, tenant: str, batch_id: str, after: UUID | None) -> list[StoredResult]:
-        return self._run(queries.results_page, tenant, batch_id, after)
+    def _page(self, tenant: str, batch_id: str, run: int | None, after: UUID | None) -> list[StoredResult]:
+        return self._run(queries.results_page, tenant, batch_id, run, after)
 
 
 def _id_of(job: JobRow) -> UUID:

@@ -33,6 +33,13 @@ SELECT jobs.id, jobs.run, jobs.custom_id, jobs.state, results.body::text, result
 FROM jobs JOIN results ON results.id = jobs.id AND results.run = jobs.run
 WHERE jobs.state > 1 AND
 """
+# Of a run that a later one may have followed: the job's state is no longer that run's.
+_RESULTS_OF_RUN = """
+SELECT jobs.id, results.run, jobs.custom_id, results.body ->> 'state', results.body::text, results.uri
+FROM jobs JOIN results ON results.id = jobs.id AND results.run = %s
+WHERE
+"""
+_PAGE_OF_BATCH = " tenant = %s AND batch_id = %s AND jobs.id > %s ORDER BY jobs.id LIMIT %s"
 
 
 def job(cursor: Rows, id: UUID) -> JobStatus | None:
@@ -62,11 +69,19 @@ def result(cursor: Rows, id: UUID) -> StoredResult | None:
     return None if line is None else _result(*line)
 
 
-def results_page(cursor: Rows, tenant: str, batch_id: str, after: UUID | None) -> list[StoredResult]:
-    """The next PAGE results of a batch behind `after`, in id order."""
-    query = _RESULTS + "tenant = %s AND batch_id = %s AND jobs.id > %s ORDER BY jobs.id LIMIT %s"
-    cursor.execute(sql.SQL(query), (tenant, batch_id, after or UUID(int=0), PAGE))
-    return [_result(*line) for line in cursor.fetchall()]
+def results_page(
+    cursor: Rows, tenant: str, batch_id: str, run: int | None, after: UUID | None
+) -> list[StoredResult]:
+    """The next PAGE results of a batch behind `after`, in id order: of one run, or of each job's current one."""
+    page = tenant, batch_id, after or UUID(int=0), PAGE
+    if run is None:
+        cursor.execute(sql.SQL(_RESULTS + _PAGE_OF_BATCH), page)
+        return [_result(*line) for line in cursor.fetchall()]
+    cursor.execute(sql.SQL(_RESULTS_OF_RUN + _PAGE_OF_BATCH), (run, *page))
+    return [
+        StoredResult(id, run, custom_id, JobState(state), body.encode(), uri)
+        for id, run, custom_id, state, body, uri in cursor.fetchall()
+    ]
 
 
 def _result(

@@ -11,7 +11,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
 from headrace.cli.output import Json, count, emit, fields, note, open_output
-from headrace.cli.results import Format, Lines, Reader, write_result, write_results
+from headrace.cli.results import Format, Lines, Reader, write_result, write_results, write_run
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import as_json, check_sent, parse_deadline, report_problems, send
 
@@ -152,11 +152,18 @@ def results(
         Format, typer.Option(help="JobResult lines, or lines of OpenAI's batch output.")
     ] = Format.JSONL,
     wait: Follow = False,
+    run: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a batch: results of this run of its jobs alone, whatever came after it."
+        ),
+    ] = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
     """Print results as JSON lines, one for each job of a batch that has ended or was rejected.
 
+    A job that was run again has its last run's result here, and none while that runs: --run 1 prints the former ones.
     With --follow they come as the jobs end, in the order in which they do. --json prints a summary to stdout, and so
     needs --output. Results too large for a message are read from HEADRACE_RESULT_STORE; where one cannot be read its line
     says where it is, and the command ends with 3.
@@ -165,13 +172,23 @@ def results(
         raise Failure(
             Exit.USAGE, "--json prints a summary to stdout, where the results go.", "Add --output FILE."
         )
+    if run is not None and wait:
+        raise Failure(
+            Exit.USAGE,
+            "--run prints what there is of a run; --follow waits for the last one.",
+            "Leave one out.",
+        )
     settings = context.load_settings(tenant=tenant)
     reader = Reader(context.result_store(settings))
     with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
         found = find(ledger, settings.tenant, target)
         with open_output(output) as out:
             lines = Lines(out, format, reader)
-            if _is_batch(found):
+            if run is not None and not _is_batch(found):
+                raise Failure(Exit.USAGE, f"{target} is a job, and --run is for batches.", "Leave it out.")
+            if run is not None:
+                written = write_run(ledger, settings.tenant, target, run, lines, stop=stop)
+            elif _is_batch(found):
                 promise = _promise(settings, target) if wait else None
                 written = write_results(ledger, settings.tenant, target, lines, promise=promise, stop=stop)
             else:

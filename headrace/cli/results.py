@@ -86,7 +86,8 @@ class Lines:
             self._write({"id": id, "custom_id": row.custom_id, "response": None, "error": error})
         else:
             source = {"topic": row.src_topic, "partition": row.src_partition, "offset": row.src_offset}
-            self._write({"custom_id": row.custom_id, "state": "rejected", "error": error, "source": source})
+            named = {} if row.custom_id is None else {"custom_id": row.custom_id}
+            self._write({**named, "state": "rejected", "error": error, "source": source})
 
     def flush(self) -> None:
         """Let whoever reads ``out`` have what was written."""
@@ -130,6 +131,18 @@ def write_results(
         waiting.look(now, batch)
         over = batch is not None and batch.over  # one more look, at counters alone
         stop.wait(POLL_S if over else max(POLL_S, 5 * looked))
+
+
+def write_run(ledger: "Ledger", tenant: str, batch_id: str, run: int, lines: Lines, *, stop: Event) -> int:
+    """Write the results of one run of a batch's jobs. Returns their number."""
+    written = 0
+    for result in ledger.results(tenant, batch_id, run=run):
+        if stop.is_set():
+            break
+        lines.write_result(result)
+        written += 1
+    lines.flush()
+    return written
 
 
 def write_result(ledger: "Ledger", id: UUID, lines: Lines, *, follow: bool, stop: Event) -> int:

@@ -52,6 +52,8 @@ def retry(
         emit({"batch_id": batch, "sent_again": sent, "gone": [str(row.id) for row in gone]})
     else:
         note(f"{count(sent, 'job')} of batch {batch} run again.")
+        if sent and not failed_only:
+            note(f"Their former results: headrace results {batch} --run 1 (or the run that they had).")
     if gone:
         raise Failure(Exit.NOT_FOUND, _not_there(gone), "Submit those again, as new jobs.")
 

@@ -101,6 +101,10 @@ def test_failed_jobs_of_a_batch_run_again_as_their_next_run(
         (message.key(), json.loads(message.value())["run"]) for message in line.take(line.topics.results, 30)
     ]
     assert len(set(runs)) == 30
+    first = [json.loads(text) for text in run("results", "b", "--run", "1").stdout.splitlines()]
+    assert sorted((result["run"], result["state"]) for result in first) == 10 * [(1, "failed")] + 10 * [
+        (1, "succeeded")
+    ]
     assert json.loads(run("retry", "b", "--json").stdout)["sent_again"] == 0
 
 
@@ -113,6 +117,11 @@ def test_a_retry_that_no_worker_has_met_shows_at_once(line: Pipeline, recorder: 
     assert run("retry", "b").exit_code == 0
     status = json.loads(run("status", "b", "--json").stdout)
     assert (status["state"], status["queued"], status["failed"]) == ("closed", 1, 0)
+    assert run("results", "b").stdout == ""
+    (former,) = run("results", "b", "--run", "1").stdout.splitlines()
+    assert json.loads(former)["error"]["code"] == "no_good"
+    assert run("results", "b", "--run", "2").stdout == ""
+    assert run("results", "b", "--run", "1", "--follow").exit_code == Exit.USAGE
 
 
 def test_jobs_whose_records_are_gone_are_named_and_the_others_run(
