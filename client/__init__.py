@@ -7,9 +7,10 @@ from headrace.client.errors import (
     DeliveryFailed,
     InvalidLine,
     InvalidName,
+    NoJobs,
     TopicMissing,
 )
-from headrace.client.lines import Line, Problem
+from headrace.client.lines import Line, Problem, Repeated
 
 __all__ = [
     "BrokerUnreachable",
@@ -19,7 +20,9 @@ __all__ = [
     "InvalidLine",
     "InvalidName",
     "Line",
+    "NoJobs",
     "Problem",
+    "Repeated",
     "Submission",
     "TopicMissing",
 ]

@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from pydantic import ValidationError
 
-from headrace.client.errors import DeliveryFailed, InvalidLine, InvalidName
-from headrace.client.lines import Line, LineReader, Outgoing, Problem, SentLine
+from headrace.client.errors import DeliveryFailed, InvalidLine, InvalidName, NoJobs
+from headrace.client.lines import Line, LineReader, Outgoing, Problem, Repeated, SentLine
 from headrace.client.outbox import Outbox
 from headrace.client.refusals import Refusals
 from headrace.client.results import Follower
@@ -47,7 +48,7 @@ class Submission:
 
     ids: of the jobs, in the order of their lines. expected: how many records were sent, which is how many end.
     problems: lines that will not succeed, the first first; then those that were found to be refused while the results were
-    followed. lines: of each job, what it was sent with.
+    followed. repeated: lines that have a custom id of earlier ones. lines: of each job, what it was sent with.
     """
 
     tenant: str
@@ -55,6 +56,7 @@ class Submission:
     ids: list[UUID]
     expected: int
     problems: list[Problem]
+    repeated: Repeated = field(default_factory=Repeated)
     lines: Mapping[UUID, SentLine] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -108,8 +110,8 @@ class Client:
         A batch that was not handed over whole is cancelled if this call made up its name. One with a ``batch_id`` or
         an idempotency key stays open: for the next call, and since its jobs may be another's.
 
-        Raises InvalidName, BrokerUnreachable and TopicMissing before anything is sent, and DeliveryFailed when Kafka
-        did not take everything.
+        Raises InvalidName, NoJobs, BrokerUnreachable and TopicMissing before anything is sent, InvalidLine for a job that
+        cannot be written as JSON, and DeliveryFailed when Kafka did not take everything.
         """
         self.confirmed = 0
         topic = self.topics.jobs(tier)
@@ -138,10 +140,15 @@ class Client:
 
         if strict:
             _check_ahead(jobs, reader())
+        reading = reader()
+        outgoing = _read(jobs, reading)
+        first = next(outgoing, None)
+        if first is None:
+            raise NoJobs("there are no jobs to send")
         self._require(topic, self.topics.control)
         try:
             self._send_control(opened)
-            sent = self._send_jobs(jobs, topic, reader(), strict)
+            sent = self._send_jobs(chain([first], outgoing), topic, reading, strict)
             closed = BatchClosed(
                 tenant=self.tenant, batch_id=batch_id, expected=sent.expected, submission=submission
             )
@@ -223,12 +230,14 @@ class Client:
             self._outbox.require(missing)
             self._found |= missing
 
-    def _send_jobs(self, jobs: Iterable[Line], topic: str, reader: LineReader, strict: bool) -> Submission:
+    def _send_jobs(
+        self, lines: Iterable[Outgoing], topic: str, reader: LineReader, strict: bool
+    ) -> Submission:
         ids: list[UUID] = []
         problems: list[Problem] = []
         sent, before = 0, self._outbox.confirmed
         try:
-            for outgoing in _read(jobs, reader):
+            for outgoing in lines:
                 if outgoing.problem is not None:
                     if strict:
                         raise InvalidLine(outgoing.problem)
@@ -242,7 +251,9 @@ class Client:
             self._outbox.flush()
         finally:
             self.confirmed = self._outbox.confirmed - before
-        return Submission(reader.tenant, reader.batch_id, ids, sent, problems, reader.first_of)
+        return Submission(
+            reader.tenant, reader.batch_id, ids, sent, problems, reader.repeated, reader.first_of
+        )
 
     def _send_control(self, message: ControlMessage, patience: float = float("inf")) -> None:
         self._outbox.send(self.topics.control, *message.encode())

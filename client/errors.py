@@ -12,11 +12,15 @@ class ClientError(Exception):
 
 
 class InvalidLine(ClientError):
-    """A strict submit met a line that would not become a job; nothing after it was sent."""
+    """A line that cannot be written, or that would not become a job where a strict submit met it; nothing after it was sent."""
 
     def __init__(self, problem: "Problem") -> None:
         super().__init__(str(problem))
         self.problem = problem
+
+
+class NoJobs(ClientError):
+    """There is no line to send; nothing was sent, and no batch was opened."""
 
 
 class InvalidName(ClientError):

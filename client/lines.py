@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from headrace.client.errors import InvalidLine
 from headrace.schemas import (
     Envelope,
     ErrorCode,
@@ -24,6 +25,8 @@ from headrace.schemas import (
     uuid7,
 )
 from headrace.schemas.envelope import MAX_ID_CHARS
+
+_REPEATED_TOLD = 5
 
 Line = PromptJob | Mapping[str, Any] | bytes | str
 
@@ -54,6 +57,27 @@ class SentLine(NamedTuple):
     number: int
 
 
+@dataclass
+class Repeated:
+    """Lines whose custom id an earlier line has: they run, but their results cannot be told apart. count; the first lines."""
+
+    count: int = 0
+    first_lines: list[int] = field(default_factory=list)
+    # Hashes of eight bytes, since a file may have millions of names.
+    _seen: set[int] = field(default_factory=set, repr=False, compare=False)
+
+    def note(self, custom_id: str | None, number: int) -> None:
+        """Take in a line that will run."""
+        if custom_id is None:
+            return
+        name = int.from_bytes(blake2b(custom_id.encode(), digest_size=8).digest())
+        if name in self._seen:
+            self.count += 1
+            if self.count <= _REPEATED_TOLD:
+                self.first_lines.append(number)
+        self._seen.add(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A line as a record. id: the job's key, None where the line is no JSON object and so never becomes a job."""
@@ -72,7 +96,7 @@ class LineReader:
     A line is never changed: what it does not say itself (tenant, batch, job id, deadline) goes along as headers. With
     an ``idempotency_key`` a line's job id is made of that and its custom id (else its number), so that submitting the
     same lines again gives the same jobs; ``submission``, a name that no other sending has, then tells this one from others.
-    ``first_of`` is the first line of each job that was read.
+    ``first_of`` is the first line of each job that was read, ``repeated`` those with a custom id that was there already.
     """
 
     tenant: str
@@ -82,11 +106,12 @@ class LineReader:
     max_bytes: int = 900_000
     submission: str | None = None
     first_of: dict[UUID, SentLine] = field(default_factory=dict)
+    repeated: Repeated = field(default_factory=Repeated)
     _times_named: Counter[str] = field(default_factory=Counter)
 
     def read(self, line: Line, number: int) -> Outgoing:
-        """The record for ``line``, the ``number``-th of the batch."""
-        value, headers = to_bytes(line), self._headers()
+        """The record for ``line``, the ``number``-th of the batch. Raises InvalidLine for what has no form as bytes."""
+        value, headers = _bytes_of(line, number), self._headers()
         envelope, problem = self._check(value, headers, number)
         # The second job of a name is a line of its own, which the first one's job does not end.
         second = problem is not None and problem.code is ErrorCode.DUPLICATE_JOB_ID
@@ -112,17 +137,20 @@ class LineReader:
                 headers.append((topics.JOB_ID, self._job_id(envelope.custom_id, number).encode()))
             envelope = parse_job(value, headers, _NOWHERE).envelope
         except Unparsable as error:
-            if self.idempotency_key is not None:
-                self._name_unreadable(headers, number)
+            self._name_unreadable(headers, number)
             return None, Problem(number, error.code, error.message, None, sent=True)
         except InvalidJob as error:
             envelope = error.envelope
             problem = Problem(number, error.code, error.message, error.param, sent=True)
-        return envelope, self._misaddressed(envelope, number) or self._repeated(envelope, number) or problem
+        misplaced = self._misaddressed(envelope, number) or self._repeated(envelope, number)
+        if misplaced is None:
+            self.repeated.note(envelope.custom_id, number)
+        return envelope, misplaced or problem
 
     def _name_unreadable(self, headers: list[tuple[str, bytes]], number: int) -> None:
-        """So that whoever follows the batch takes the line, sent again, for one line."""
-        if all(name != topics.JOB_ID for name, _ in headers):
+        """So that its rejection can be traced to it; and that whoever follows the batch takes the line, sent again, for one."""
+        headers.append((topics.CUSTOM_ID, b"line %d" % number))
+        if self.idempotency_key is not None and all(name != topics.JOB_ID for name, _ in headers):
             headers.append((topics.JOB_ID, self._job_id(None, number).encode()))
 
     def _headers(self) -> list[tuple[str, bytes]]:
@@ -186,6 +214,14 @@ def to_bytes(line: Line) -> bytes:
         return json.dumps(line, default=_plain, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError:  # escapes say what UTF-8 cannot, and take up to three times the room
         return json.dumps(line, default=_plain, separators=(",", ":")).encode()
+
+
+def _bytes_of(line: Line, number: int) -> bytes:
+    try:
+        return to_bytes(line)
+    except (TypeError, ValueError, RecursionError) as error:  # json's own words say which of its values
+        message = f"the job cannot be written as JSON: {error}"
+        raise InvalidLine(Problem(number, ErrorCode.INVALID_JSON, message, None, sent=False)) from None
 
 
 def _plain(value: object) -> str:

@@ -75,6 +75,7 @@ RULES = {
     "headrace.client.errors.InvalidLine": Rule(
         Exit.USAGE, "Of a file nothing was sent; of stdin, what came before that line."
     ),
+    "headrace.client.errors.NoJobs": Rule(Exit.USAGE),
     "headrace.client.errors.InvalidName": Rule(Exit.USAGE, "Choose another."),
     "headrace.store.errors.UnknownStore": Rule(Exit.USAGE, _STORE),
     "headrace.store.errors.StoreNotInstalled": Rule(Exit.NOT_READY),

@@ -62,9 +62,13 @@ def submit(
 ) -> None:
     """Send a file of prompts to Kafka as one batch.
 
+    One that is compressed, UTF-16, a JSON array or JSON over several lines is refused, with a command that makes lines of it.
+
     A bad line is sent as well: it ends as failed or rejected in its batch, and does not touch its neighbours. One that
     cannot be sent (too large for a Kafka message, or of another batch or tenant) is left out: the others run, and the
-    command names it and ends with 2. A second copy of a job of the file is the same job, and is not sent either.
+    command names it and ends with 2. A second line with the job_id and the content of another is the same job, and is not sent
+    either; lines that share no more than a custom_id all run, and are warned of. A line that cannot be read has "line 7" for its
+    custom_id in the results, on the dead-letter topic and in the job table. --json names all problems.
 
     A submit that was broken off says how many jobs were sent. With --idempotency-key the same command goes on from there;
     without one it would run them twice, so a --batch that has jobs is refused, and so is one that was cancelled. Under a key

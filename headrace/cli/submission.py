@@ -55,7 +55,14 @@ def report_problems(submission: "Submission") -> None:
         note(str(problem) + ("" if problem.sent else " (not sent)"))
     more = len(submission.problems) - SHOWN_PROBLEMS
     if more > 0:
-        note(f"... and {more} more such lines.")
+        note(f"... and {more} more such lines; --json names all.")
+    if repeated := submission.repeated.count:
+        first = submission.repeated.first_lines
+        others = f" and {repeated - len(first)} more" if repeated > len(first) else ""
+        note(
+            f"{count(repeated, 'line')} (line {', '.join(map(str, first))}{others}) repeat the custom_id of an earlier one: all run,"
+            " and only their ids tell their results apart."
+        )
 
 
 def check_sent(submission: "Submission") -> None:
@@ -95,5 +102,6 @@ def as_json(submission: "Submission", tier: str) -> dict[str, Any]:
         "tier": tier,
         "expected": submission.expected,
         "not_sent": sum(problem.left_out for problem in submission.problems),
+        "repeated_custom_ids": submission.repeated.count,
         "problems": [asdict(problem) for problem in submission.problems],
     }

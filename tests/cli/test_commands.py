@@ -331,6 +331,15 @@ def test_a_second_copy_of_a_job_is_no_error(run: Run) -> None:
     assert "it is the same job (not sent)" in result.output
 
 
+@pytest.mark.usefixtures("topics")
+def test_lines_that_repeat_a_custom_id_run_and_are_warned_of_once(run: Run) -> None:
+    result = run("submit", "-", stdin='{"custom_id": "a", "prompt": "x"}\n' * 9)
+    assert result.exit_code == 0
+    assert "9 jobs sent" in result.output
+    assert result.stderr.count("custom_id") == 1
+    assert "8 lines (line 2, 3, 4, 5, 6 and 3 more) repeat the custom_id of an earlier one" in result.stderr
+
+
 @pytest.mark.usefixtures("topics", "ended_batch")
 def test_a_batch_that_was_closed_takes_more_under_an_idempotency_key_alone(run: Run) -> None:
     refused = run("submit", "-", "--batch", "b", stdin='{"prompt": "one"}\n')

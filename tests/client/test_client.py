@@ -20,6 +20,7 @@ from headrace.client import (
     InvalidLine,
     InvalidName,
     Line,
+    NoJobs,
     Submission,
     TopicMissing,
 )
@@ -141,6 +142,15 @@ def test_bad_lines_are_sent_as_they_are_and_reported_by_number(installation: Ins
     messages = installation.read(installation.topics.jobs("standard"), 4)
     assert {message.value() for message in messages} == set(lines)
     assert {dict(message.headers())[names.BATCH_ID] for message in messages} == {submission.batch_id.encode()}
+
+
+@pytest.mark.parametrize("jobs", [[], iter([]), ["\n", b" "]])
+def test_no_jobs_make_no_batch(jobs: list[Line], installation: Installation) -> None:
+    with installation.client() as client:
+        with pytest.raises(NoJobs, match="there are no jobs"):
+            client.submit(jobs)
+        client.cancel_batch("b")
+    assert [type(message) for message in installation.control(1)] == [CancelBatch]
 
 
 STRICT = [{"prompt": "a"}, {"prompt": "b", "sampling": {"top_p": 0}}, {"prompt": "c"}]

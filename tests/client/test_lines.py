@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from headrace.client.errors import InvalidLine
 from headrace.client.lines import Line, LineReader, Outgoing, to_bytes
 from headrace.schemas import Envelope, ErrorCode, PromptJob, Source, parse_envelope, parse_job, topics, uuid7
 from headrace.schemas.ids import time_ms
@@ -137,6 +138,36 @@ def test_a_long_idempotency_key_still_names_jobs() -> None:
     first, second = read(*lines, idempotency_key="k" * 200)
     assert first.id == envelope(first).id != second.id
     assert read(*lines, idempotency_key="k" * 200)[1].id == second.id
+
+
+def test_a_line_that_nobody_can_read_goes_with_its_number_for_a_custom_id() -> None:
+    good, bad = read({"prompt": "x"}, b"not json")
+    assert topics.CUSTOM_ID not in dict(good.headers)
+    assert dict(bad.headers)[topics.CUSTOM_ID] == b"line 2"
+
+
+def test_lines_with_the_custom_id_of_another_are_counted_and_the_first_are_named() -> None:
+    reader = LineReader("t", "b")
+    lines: list[Line] = [{"prompt": "none"}, {"prompt": "none"}, {"custom_id": "once", "prompt": "x"}]
+    lines += [{"custom_id": name, "prompt": "x"} for name in "abcdefg" * 2]
+    for number, line in enumerate(lines, start=1):
+        reader.read(line, number)
+    assert (reader.repeated.count, reader.repeated.first_lines) == (7, [11, 12, 13, 14, 15])
+
+
+def test_a_second_copy_that_is_not_sent_is_not_counted_as_one_more_of_its_custom_id() -> None:
+    reader = LineReader("t", "b")
+    for number in (1, 2):
+        reader.read({"job_id": "a", "custom_id": "a", "prompt": "x"}, number)
+    assert reader.repeated.count == 0
+
+
+def test_a_job_that_has_no_form_in_json_is_named() -> None:
+    circular: dict[str, object] = {}
+    circular["prompt"] = circular
+    for job in ({"prompt": {1, 2}}, circular, '{"prompt": "\ud800"}'):
+        with pytest.raises(InvalidLine, match="line 2: the job cannot be written as JSON: "):
+            read({"prompt": "a"}, job)
 
 
 def test_an_idempotency_key_names_lines_that_nobody_can_read_too() -> None:
