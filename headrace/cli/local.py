@@ -96,7 +96,10 @@ def run(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Where results go; default: FILE.results.jsonl here.", show_default=False
+            "--output",
+            "-o",
+            help="Where results go; default: FILE.BATCH.results.jsonl here.",
+            show_default=False,
         ),
     ] = None,
     tier: Annotated[str, typer.Option(help="How urgent: one of HEADRACE_TIERS.")] = "standard",
@@ -111,9 +114,10 @@ def run(
     """
     _must_hold_jobs(file)
     settings = context.load_settings()
-    target = output or Path(f"{file.stem}.results.jsonl")
     with stop_on_signals() as stop, _running(settings, stop, quiet=json) as (settings, stack):
         submission = send(settings, str(file), tier)
+        # Two runs of a file, at once or one after the other, keep their results apart.
+        target = output or Path(f"{file.stem}.{submission.batch_id}.results.jsonl")
         if not json:
             report_problems(submission)
         with context.open_ledger(settings) as ledger:
