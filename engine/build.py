@@ -25,7 +25,8 @@ from headrace.engine.weights import load_model
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 CPU_KV_TOKENS = 65_536
-CPU_SLOTS, CPU_BATCHED_TOKENS = 64, 1024
+# A CPU is as quick with short steps, and a cancel or a stop is heard of between two of them.
+CPU_SLOTS, CPU_BATCHED_TOKENS = 64, 256
 CUDA_SLOTS, CUDA_BATCHED_TOKENS = 2048, 8192
 
 

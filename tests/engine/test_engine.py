@@ -5,6 +5,7 @@ import random
 import weakref
 
 import pytest
+import tiny_model
 import torch
 
 from headrace.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
@@ -41,6 +42,14 @@ def test_the_same_seed_gives_the_same_tokens_in_any_company(model):
         [Request("a", [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=12, seed=8, ignore_eos=True))]
     )
     assert run(other)["a"].token_ids != reference
+
+
+def test_a_cpu_computes_a_long_prompt_in_steps_that_end_soon(tmp_path):
+    long = tiny_model.write(tmp_path, max_position_embeddings=4096)
+    engine = build(long, kv_tokens=4096, max_slots=None)
+    engine.add_many([Request("a", [5] * 2048, SamplingParams(temperature=0, max_tokens=1))])
+    run(engine)
+    assert engine.stats().steps == 2048 // 256
 
 
 def test_without_a_seed_the_request_id_makes_one(model):

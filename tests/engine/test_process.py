@@ -6,12 +6,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 import tiny_model
 
 from headrace.engine import Engine, EngineConfig, EngineProcess, Request, SamplingParams
 from headrace.engine.errors import EngineDead, InvalidRequest, ModelNotFound
+from headrace.engine.process import _loop
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -82,6 +84,40 @@ def test_abort_ends_a_request_early(engine):
     engine.add_many([Request("a", [3], SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True))])
     engine.abort("a")
     assert len(collect(engine, 1)["a"].token_ids) < 4000
+
+
+class Commands:
+    """The child's end of a pipe, on which each command comes when its time has come."""
+
+    def __init__(self, *commands):
+        self._commands = list(commands)
+
+    def poll(self, timeout):
+        return self._commands[0][0]()
+
+    def recv(self):
+        _, command, *args = self._commands.pop(0)
+        return command, args
+
+    def send(self, message):
+        """Nobody reads it."""
+
+
+@pytest.mark.parametrize(("prompt_len", "after"), [(400, 3), (20, 30)], ids=["prefill", "decode"])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_no_further_step_computes_a_request_that_is_aborted(config, prompt_len, after, lag):
+    engine = Engine(replace(config, max_batched_tokens=16, lag=lag))
+    request = Request("a", [3] * prompt_len, replace(PARAMS, max_tokens=1000))
+    _loop(
+        engine,
+        Commands(
+            (lambda: True, "add_many", [request]),
+            (lambda: engine.stats().steps == after, "abort", "a"),
+            (lambda: not engine.has_work, "close"),
+        ),
+    )
+    assert engine.stats().steps == after
+    engine.close()
 
 
 def test_a_killed_child_is_reported_and_close_still_works(engine):
