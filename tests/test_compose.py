@@ -181,7 +181,7 @@ def test_a_worker_gets_longer_to_stop_than_its_own_grace_time() -> None:
 
 
 def test_every_setting_given_to_our_services_exists() -> None:
-    known = {variable(field) for field in Settings.model_fields} | {"HF_TOKEN"}
+    known = {variable(field) for field in Settings.model_fields} | {"LOG_LEVEL", "HF_TOKEN"}
     for name in OURS:
         assert SERVICES[name]["environment"].keys() <= known
 
