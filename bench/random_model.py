@@ -85,9 +85,17 @@ def requests_of(work: list[tuple[list[int], int]], tag: str) -> list[Request]:
 
 
 def seconds_for(
-    engine: Engine, work: list[tuple[list[int], int]], tag: str, window: int | None = None
+    engine: Engine,
+    work: list[tuple[list[int], int]],
+    tag: str,
+    window: int | None = None,
+    *,
+    running_count: bool = False,
 ) -> float:
-    """From the first request added to the last completion. ``window``: about how many may wait; None: all are known."""
+    """From the first request added to the last completion.
+
+    ``window``: about how many may wait, or, where running ones count, how many may be in the engine; None: all are known.
+    """
     pending = list(reversed(requests_of(work, tag)))
     room = len(pending) if window is None else window
     gc.collect()
@@ -98,7 +106,8 @@ def seconds_for(
             engine.add_many([pending.pop() for _ in range(min(room, len(pending)))])
         engine.step()
         if pending and window is not None:
-            room = window - engine.stats().waiting
+            stats = engine.stats()
+            room = window - stats.waiting - (stats.running if running_count else 0)
     seconds = time.perf_counter() - start
     gc.unfreeze()
     engine.check()

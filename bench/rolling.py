@@ -1,9 +1,10 @@
 """Requests that arrive through a window of waiting ones, as a worker feeds them, against all known at once.
 
     python bench/rolling.py --requests 8000 --windows 4096,256 --out bench/results/rolling.json
-    python bench/rolling.py --workload chat_shared --requests 2000 --windows 256,64
+    python bench/rolling.py --workload chat_shared --requests 2000 --windows 256,64 --running-count
 
-The workload drawn anew every 2,000 requests; the engine's own queue never holds more than the window.
+The workload drawn anew every 2,000 requests; the engine's own queue never holds more than the window, or with
+--running-count, the engine itself.
 """
 
 import argparse
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first 2,000 requests")
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--windows", default="4096", help="comma separated")
+    parser.add_argument("--running-count", action="store_true", help="a window holds running requests too")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")
@@ -46,10 +48,11 @@ def main() -> None:
     seconds_for(engine, work[:8], "warm")
     rows = []
     for window in (None, *map(int, args.windows.split(","))):
-        seconds = seconds_for(engine, work, f"window-{window}", window)
+        seconds = seconds_for(engine, work, f"window-{window}", window, running_count=args.running_count)
         rows.append(
             {
-                "model": model, "workload": args.workload, "seed": args.seed, "requests": len(work), "window": window or "all", "seconds": seconds,
+                "model": model, "workload": args.workload, "seed": args.seed, "requests": len(work), "window": window or "all",
+                "running_count": args.running_count, "seconds": seconds,
                 "output_tokens_per_s": tokens / seconds,
                 "loss_percent": 100 * (seconds / (rows[0]["seconds"] if rows else seconds) - 1),
             }
