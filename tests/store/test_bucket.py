@@ -1,11 +1,11 @@
 """A bucket as a store, against a server that speaks S3 (moto's)."""
 
 import sys
-import urllib.request
 from collections.abc import Iterator
 from hashlib import sha256
 
 import pytest
+import s3
 
 from headrace.store import (
     BodyAltered,
@@ -21,29 +21,15 @@ DIGEST = sha256(BODY).hexdigest()
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """An S3 server with a bucket called ``bucket``."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
-    yield url
-    server.stop()
+def bucket() -> Iterator[dict[str, str]]:
+    """The environment that leads to a server with a bucket called ``bucket``."""
+    with s3.server() as told:
+        yield told
 
 
 @pytest.fixture(autouse=True)
-def environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "id",
-        "AWS_SECRET_ACCESS_KEY": "key",
-        "AWS_REGION": "us-east-1",
-    }
-    for name, value in told.items():
+def environment(bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in bucket.items():
         monkeypatch.setenv(name, value)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import apache_kafka
 import pytest
+import s3
 from confluent_kafka import Producer
 from pipeline import Pipeline, RunningWorker, pipeline
 
@@ -54,6 +55,27 @@ def test_a_large_result_is_kept_and_both_table_and_topic_say_where(line: Pipelin
     assert len(files(tmp_path)) == 1
     (table,) = line.query("SELECT body FROM results WHERE uri IS NOT NULL")
     assert "choices" not in table[0]
+
+
+def test_a_bucket_keeps_large_results_and_who_follows_a_batch_reads_them_there(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3.server() as told:
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        store = "s3://bucket/results"
+        worker = line.start_worker(max_result_bytes=LIMIT, result_store=store)
+        for prompt in ("short", LONG):
+            line.submit(prompt, batch_id="b")
+        line.wait_terminal(2)
+        line.control(BatchClosed(batch_id="b", expected=2))
+        line.wait_for(lambda: line.lag() == 0)
+        worker.close()
+        ((uri, _, _),) = stored(line)
+        assert uri.startswith(f"{store}/")
+        with Client(line.bootstrap, line.topics, result_store=store) as client:
+            texts = {result.choices[0].text for result in client.follow_results("b", idle_timeout=60)}
+    assert texts == {"echo: short", f"echo: {LONG}"}
 
 
 def test_following_a_batch_gives_large_results_whole(line: Pipeline, tmp_path: Path) -> None:

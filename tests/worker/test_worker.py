@@ -145,13 +145,15 @@ def test_a_retriable_error_is_tried_again_until_it_passes(line: Pipeline) -> Non
 def test_the_trace_of_a_job_goes_on_with_its_result(line: Pipeline) -> None:
     worker = line.start_worker()
     trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    line.send({"prompt": "x", "custom_id": "c"}, headers=[("traceparent", trace)])
+    line.send(
+        {"prompt": "x", "custom_id": "c"}, headers=[("traceparent", trace), ("tracestate", b"vendor=1")]
+    )
     line.wait_terminal(1)
     (message,) = line.take(line.topics.results, 1)
     worker.close()
 
     headers = dict(message.headers())
-    assert headers["traceparent"] == trace
+    assert (headers["traceparent"], headers["tracestate"]) == (trace, b"vendor=1")
     assert headers[topics.CUSTOM_ID] == b"c"
     assert JobResult.decode(message.value()).custom_id == "c"
 
