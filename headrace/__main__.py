@@ -1,5 +1,17 @@
-"""``python -m headrace`` is the ``headrace`` command."""
+"""The ``headrace`` command, which is ``python -m headrace`` too."""
 
-from headrace.cli import app
+import sys
 
-app()
+
+def main() -> None:
+    """Run the command line. A Ctrl-C that comes while it is still being imported ends it as any other does."""
+    try:
+        from headrace.cli import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)  # Exit.INTERRUPTED, which may not be imported yet
+
+
+if __name__ == "__main__":
+    main()

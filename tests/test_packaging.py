@@ -92,7 +92,7 @@ def test_the_wheel_carries_the_licence_and_the_command(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
         assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-        assert "headrace = headrace.cli:app" in archive.read(f"{info}/entry_points.txt").decode()
+        assert "headrace = headrace.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
 
 
 def test_an_installed_headrace_finds_its_migrations(installed: Path, tmp_path: Path) -> None:

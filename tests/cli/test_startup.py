@@ -41,3 +41,23 @@ def test_the_version_is_printed() -> None:
         [sys.executable, "-P", "-m", "headrace", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("headrace ")
+
+
+INTERRUPTED = """
+import signal, sys
+from headrace.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would this
+
+class InTheMiddle:
+    def find_spec(self, name, *rest):
+        if name == "headrace.cli.jobs":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, InTheMiddle())
+main()
+"""
+
+
+def test_a_ctrl_c_while_modules_are_imported_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
