@@ -9,7 +9,7 @@ import typer
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.output import Json, emit, fields, note, table
+from headrace.cli.output import Json, count, emit, fields, note, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,7 +99,14 @@ def show(
 
 @group.command()
 def replay(
-    letters: Letters = None, batch: Batch = None, code: Code = None, every: Every = False, json: Json = False
+    letters: Letters = None,
+    batch: Batch = None,
+    code: Code = None,
+    every: Every = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also those named that were replayed or dropped already.")
+    ] = False,
+    json: Json = False,
 ) -> None:
     """Send dead letters back to the topic they came from, as the next run of their jobs.
 
@@ -107,17 +114,16 @@ def replay(
     """
     settings = context.load_settings()
     with context.open_ledger(settings) as ledger:
-        chosen = _choose(settings, ledger, letters, batch, code, every)
+        chosen, settled = _choose(settings, ledger, letters, batch, code, every, again)
         sent = _send_back(settings, ledger, chosen)
+    passed_over = len(chosen) - sent
     if json:
-        emit({"replayed": sent, "passed_over": len(chosen) - sent})
-    else:
-        passed = (
-            f", {len(chosen) - sent} passed over: they have been run again since"
-            if sent < len(chosen)
-            else ""
-        )
-        note(f"{sent} dead letters sent back{passed}.")
+        emit({"replayed": sent, "passed_over": passed_over, "settled": settled})
+        return
+    for name, how in settled.items():
+        note(f"{name} was {how} already; --again sends it back all the same.")
+    passed = f", {passed_over} passed over, run again since" if passed_over else ""
+    note(f"{count(sent, 'dead letter')} sent back{passed}.")
 
 
 @group.command()
@@ -127,12 +133,14 @@ def drop(
     """Mark dead letters as dealt with: they are listed no more. The records stay on their topic until it forgets them."""
     settings = context.load_settings()
     with context.open_ledger(settings) as ledger:
-        chosen = _choose(settings, ledger, letters, batch, code, every)
+        chosen, settled = _choose(settings, ledger, letters, batch, code, every)
         ledger.settle(_marks(chosen), "dropped")
     if json:
-        emit({"dropped": len(chosen)})
-    else:
-        note(f"{len(chosen)} dead letters dropped.")
+        emit({"dropped": len(chosen), "settled": settled})
+        return
+    for name, how in settled.items():
+        note(f"{name} was {how} already.")
+    note(f"{count(len(chosen), 'dead letter')} dropped.")
 
 
 def _cases(settings: "Settings", ledger: "Ledger", batch: str | None, code: str | None) -> list[Case]:
@@ -157,20 +165,23 @@ def _choose(
     batch: str | None,
     code: str | None,
     every: bool,
-) -> list[Case]:
-    """The open cases that the command line means."""
+    again: bool = False,
+) -> tuple[list[Case], dict[str, str]]:
+    """The cases that the command line means; and how those of the ``names`` were dealt with that are not among them."""
     if not (names or batch or code or every):
         raise Failure(Exit.USAGE, "No dead letter is named.", "Name some, or say --batch, --code or --every.")
     cases = _cases(settings, ledger, batch, code)
     if not names:
-        return [case for case in cases if not case.settled]
+        return [case for case in cases if not case.settled], {}
     by_name = {letter.name: case for case in cases for letter in case.letters}
     missing = [name for name in names if name not in by_name]
     if missing:
         raise Failure(
             Exit.NOT_FOUND, f"There is no dead letter {', '.join(missing)}.", "See `headrace dlq list`."
         )
-    return list({id(by_name[name]): by_name[name] for name in names}.values())
+    settled = {name: how for name in names if (how := by_name[name].settled) and not again}
+    chosen = {id(by_name[name]): by_name[name] for name in names if name not in settled}
+    return list(chosen.values()), settled
 
 
 def _send_back(settings: "Settings", ledger: "Ledger", cases: list[Case]) -> int:

@@ -9,7 +9,7 @@ import typer
 from headrace.cli import context
 from headrace.cli.errors import translate
 from headrace.cli.exits import Exit
-from headrace.cli.output import Json, console, emit
+from headrace.cli.output import Json, console, count, emit
 from headrace.cli.topics import describe_topics, largest_records
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def _settings(settings: "Settings") -> Finding:
 
 def _broker(settings: "Settings") -> Finding:
     address = context.bootstrap_servers(settings)
-    count = len(context.admin(settings).list_topics(timeout=context.BROKER_PATIENCE_S).brokers)
-    return Finding("broker", True, f"{count} broker{'s' if count != 1 else ''} behind {address}")
+    brokers = len(context.admin(settings).list_topics(timeout=context.BROKER_PATIENCE_S).brokers)
+    return Finding("broker", True, f"{count(brokers, 'broker')} behind {address}")
 
 
 def _topics(settings: "Settings") -> Finding:

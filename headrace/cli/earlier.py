@@ -49,7 +49,7 @@ def refuse_used(settings: "Settings", batch_id: str) -> None:
     if batch.closed_at is not None:
         raise Failure(
             Exit.REFUSED,
-            f"Batch {batch_id!r} was closed with {batch.expected} records; what comes later would not be waited for.",
+            f"Batch {batch_id!r} was closed with {count(batch.expected or 0, 'record')}; what comes later would not be waited for.",
             "Choose another --batch; to go on with a submit that broke off, give its --idempotency-key again.",
         )
     if held := batch.submitted + batch.rejected:

@@ -111,4 +111,5 @@ def _source(message: "Message", row: "JobRow") -> "Source | None":
 def _not_there(gone: list["JobRow"]) -> str:
     first = gone[0]
     place = f"{first.src_topic}[{first.src_partition}] at {first.src_offset}"
-    return f"{len(gone)} jobs cannot run again: their topic no longer has their records (the first: {first.id}, {place})."
+    jobs = count(len(gone), "job")
+    return f"{jobs} cannot run again: the topic no longer has what was sent (the first: {first.id}, {place})."

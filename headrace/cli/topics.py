@@ -9,7 +9,7 @@ import typer
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.output import Json, emit, note, table
+from headrace.cli.output import Json, count, emit, note, table
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
@@ -62,7 +62,7 @@ def create(
     if json:
         emit({"created": created, "topics": list(names.all)})
     else:
-        note(f"{len(created)} topics created, {len(names.all) - len(created)} were there already.")
+        note(f"{count(len(created), 'topic')} created; there already: {len(names.all) - len(created)}.")
 
 
 @group.command()

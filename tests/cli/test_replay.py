@@ -167,7 +167,8 @@ def test_a_replayed_dead_letter_is_the_same_bytes_and_rejected_once(
     assert (shown["value"], shown["x"]) == ("{no json 0", "y")
     assert run("dlq", "show", names[1], "--value").stdout == "{no json 1"
 
-    assert json.loads(run("dlq", "replay", names[0], "--json").stdout) == {"replayed": 1, "passed_over": 0}
+    replayed = json.loads(run("dlq", "replay", names[0], "--json").stdout)
+    assert replayed == {"replayed": 1, "passed_over": 0, "settled": {}}
     letters = line.dead_letters(4)
     line.wait_for(
         lambda: line.query("SELECT count(*) FROM rejections WHERE run = 2 AND NOT reopened") == [(1,)]
@@ -179,7 +180,7 @@ def test_a_replayed_dead_letter_is_the_same_bytes_and_rejected_once(
 
     listed = json.loads(run("dlq", "list", "--json").stdout)
     assert sorted(each["run"] for each in listed) == [1, 1, 2]
-    assert json.loads(run("dlq", "drop", "--every", "--json").stdout) == {"dropped": 3}
+    assert json.loads(run("dlq", "drop", "--every", "--json").stdout) == {"dropped": 3, "settled": {}}
     assert json.loads(run("dlq", "list", "--json").stdout) == []
     settled = json.loads(run("dlq", "list", "--all", "--json").stdout)
     assert sorted(each["settled"] for each in settled) == ["dropped"] * 3 + ["replayed"]
@@ -196,13 +197,29 @@ def test_a_replayed_engine_killer_gets_a_fresh_run(line: Pipeline, run: Run, tmp
     deaths = line.query("SELECT count(*) FROM attempts WHERE died")
 
     mended.touch()
-    assert "1 dead letters sent back" in run("dlq", "replay", "--code", "engine_failure").output
+    assert "1 dead letter sent back." in run("dlq", "replay", "--code", "engine_failure").output
     line.wait_for(lambda: line.rows()[id] == "succeeded")
     assert line.query("SELECT run, attempt FROM jobs") == [(2, 1)]
     assert line.query("SELECT count(*) FROM attempts WHERE died") == deaths
-    # The letter is dealt with; asked for by name, it is seen to be of a run that is over.
     name = f"{letter.partition()}:{letter.offset()}"
-    assert json.loads(run("dlq", "replay", name, "--json").stdout) == {"replayed": 0, "passed_over": 1}
+    for command in ("replay", "drop"):
+        told = run("dlq", command, name).output
+        assert f"{name} was replayed already" in told
+        assert "0 dead letters" in told
+    # Asked for all the same, it is seen to be of a run that is over.
+    again = json.loads(run("dlq", "replay", name, "--again", "--json").stdout)
+    assert again == {"replayed": 0, "passed_over": 1, "settled": {}}
+
+
+def test_a_letter_is_sent_back_twice_only_where_that_is_asked_for(line: Pipeline, run: Run) -> None:
+    line.send(b"{no json")
+    line.flush()
+    line.start_worker()
+    (letter,) = line.dead_letters(1)
+    name = f"{letter.partition()}:{letter.offset()}"
+    told = [json.loads(run("dlq", "replay", name, *more, "--json").stdout) for more in ((), (), ("--again",))]
+    assert [each["replayed"] for each in told] == [1, 0, 1]
+    assert [each["settled"] for each in told] == [{}, {name: "replayed"}, {}]
 
 
 @pytest.mark.parametrize("command", ["show", "replay", "drop"])
