@@ -11,10 +11,15 @@ log = logging.getLogger(__name__)
 
 
 def ended(job: Job, state: JobState, code: str | None) -> None:
-    """This worker's write ended a job. Successes are told at DEBUG: there may be thousands a second."""
-    level = logging.DEBUG if state is JobState.SUCCEEDED else logging.INFO
+    """This worker's write ended a job. What may come by thousands a second is told at DEBUG."""
+    level = logging.DEBUG if state in (JobState.SUCCEEDED, JobState.CANCELLED) else logging.INFO
     if log.isEnabledFor(level):
         log.log(level, "job %s", state, extra=_ids(job) | {"run": job.run, **_code(code)})
+
+
+def cancelled(jobs: int) -> None:
+    """This worker's writes ended so many jobs as cancelled."""
+    log.info("%d cancelled %s ended", jobs, "job" if jobs == 1 else "jobs")
 
 
 def retried(job: Job, code: str, wait_s: float) -> None:

@@ -58,6 +58,7 @@ class Outcomes:
         self._finishes = BulkCall("finish", self._call_finish, wake, meter=metrics.call("finish"))
         self._store = None if config.result_store is None else open_store(config.result_store)
         self._keeps = BulkCall("keep", self._call_keep, wake, most=1)
+        self._cancelled = 0  # jobs that ended so in this turn
         self._unwritten_bytes = 0  # of results on their way to the store and to the table
         self._rejects = BulkCall("reject", self._call_reject, wake, meter=metrics.call("reject"))
 
@@ -121,6 +122,9 @@ class Outcomes:
             for job, row in ended:
                 self._unwritten_bytes -= len(row.body)
                 self._note_written(job, row, finished)
+        if self._cancelled:
+            job_log.cancelled(self._cancelled)
+            self._cancelled = 0
         for rejections, _ in self._rejects.results():
             for rejection in rejections:
                 self._publish_rejection(rejection)
@@ -224,6 +228,7 @@ class Outcomes:
     def _note_ended(self, job: Job, state: JobState, code: str | None) -> None:
         self._metrics.ended(job, state, code)
         job_log.ended(job, state, code)
+        self._cancelled += state is JobState.CANCELLED
 
     def _publish(self, job: Job, body: bytes) -> None:
         job.stage = Stage.ENDING

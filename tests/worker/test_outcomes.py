@@ -1,9 +1,12 @@
 """What is published where the table holds another outcome than the one just computed: that one, and nothing of ours."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
+from uuid import uuid4
 
 import pytest
 
@@ -136,6 +139,28 @@ def test_an_end_that_was_written_unheard_is_told_and_counted_once_and_another_wo
     bench.turn_until(lambda: len(bench.published) == 2)
     assert bench.metrics.registry.get_sample_value("headrace_jobs_total", ended) == 1
     assert caplog.messages.count("job expired") == 1
+
+
+def test_cancelled_jobs_are_told_by_their_number_once_for_many(
+    bench: Bench, job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", logger="headrace.worker.job_log")
+    all_there, writes = threading.Event(), []
+
+    def finish(rows: Sequence[OutcomeRow]) -> Finished:
+        all_there.wait(120)
+        writes.append(len(rows))
+        return Finished(frozenset(row.job.id for row in rows))
+
+    monkeypatch.setattr(bench.ledger, "finish", finish)
+    for _ in range(40):
+        row = replace(job.row, id=uuid4())
+        bench.outcomes.end_as(replace(job, row=row, deliveries=list(job.deliveries)), JobState.CANCELLED)
+    all_there.set()
+    bench.turn_until(lambda: len(bench.published) == 40)
+    told = [re.fullmatch(r"(\d+) cancelled jobs? ended", message) for message in caplog.messages]
+    assert sum(int(each[1]) for each in told if each) == 40
+    assert len(told) <= len(writes) < 40
 
 
 def test_our_own_failure_that_counts_is_a_dead_letter(bench: Bench, job: Job) -> None:
