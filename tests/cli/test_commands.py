@@ -22,7 +22,6 @@ from headrace.cli.exits import Exit
 from headrace.cli.stopping import Stop
 from headrace.cli.submission import parse_deadline
 from headrace.client import Client
-from headrace.client.announced import not_recorded
 from headrace.client.client import batch_named_by
 from headrace.ledger import JobRow, Ledger, OutcomeRow, RejectionRow
 from headrace.schemas import (
@@ -34,7 +33,6 @@ from headrace.schemas import (
     JobResult,
     JobState,
     Source,
-    Topics,
     parse_job,
     uuid7,
 )
@@ -250,29 +248,27 @@ def test_a_batch_that_is_open_and_has_jobs_takes_more_under_an_idempotency_key_a
     assert run("submit", "-", "--batch", "empty", stdin='{"prompt": "one"}\n').exit_code == 0
 
 
-@pytest.mark.usefixtures("topics")
 @pytest.mark.parametrize("options", [("--batch", "b"), ("--idempotency-key", "k")])
 def test_nothing_is_sent_under_a_batch_that_was_cancelled(
-    run: Run, database_url: str, kafka: str, prefix: str, options: tuple[str, ...]
+    run: Run, database_url: str, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
+    opened: list[Settings] = []
+    monkeypatch.setattr(context, "open_client", opened.append)
     batch_id = {"b": "b", "k": batch_named_by("default", "k")}[options[1]]
     with Ledger(database_url) as ledger:
         ledger.apply_control([BatchOpened(batch_id=batch_id), CancelBatch(batch_id=batch_id)])
     refused = run("submit", "-", *options, stdin='{"prompt": "one"}\n')
-    assert refused.exit_code == Exit.REFUSED
+    assert (refused.exit_code, opened) == (Exit.REFUSED, [])
     assert f"Batch {batch_id} is cancelled; nothing of it would run" in refused.output
-    with Client(kafka, Topics(prefix=prefix)) as client:
-        assert not_recorded(client._kafka, client.topics, "default", batch_id).opened_ms is None
 
 
-def record(ledger: Ledger, messages: list[Message]) -> None:
-    """Play the recorder."""
-    for message in messages:
-        place = Source(
-            message.topic() or "", message.partition() or 0, message.offset() or 0, message.timestamp()[1]
-        )
-        envelope = parse_job(message.value(), message.headers(), place).envelope
-        ledger.record([JobRow.of(envelope, place, "standard", "default")])
+def row_of(message: Message) -> JobRow:
+    """What the recorder and the workers make of a job's record."""
+    place = Source(
+        message.topic() or "", message.partition() or 0, message.offset() or 0, message.timestamp()[1]
+    )
+    envelope = parse_job(message.value(), message.headers(), place).envelope
+    return JobRow.of(envelope, place, "standard", "default")
 
 
 @pytest.mark.usefixtures("topics")
@@ -286,13 +282,21 @@ def test_lines_that_were_sent_before_with_other_content_or_in_another_batch_are_
         return run("submit", "-", "--idempotency-key", "k", *options, stdin=text)
 
     assert submit().exit_code == 0
+    sent = [row_of(message) for message in read_messages(kafka, f"{prefix}.jobs.v1.standard", 3)]
     with Ledger(database_url) as ledger:
-        record(ledger, read_messages(kafka, f"{prefix}.jobs.v1.standard", 3))
+        ledger.record(sent)
     assert submit().exit_code == 0
     lines[1]["prompt"], lines[2]["prompt"] = "x", "y"
     changed = submit("--json")
     assert (changed.exit_code, json.loads(changed.stdout)["refused"]) == (Exit.REFUSED, [2, 3])
     assert "2 lines of 3 (line 2, 3) did not run" in json.loads(changed.stderr)["error"]["message"]
+    with Ledger(database_url) as ledger:  # complete, before anybody has met the changed lines
+        ledger.finish([OutcomeRow(row, JobState.SUCCEEDED, b"{}") for row in sent])
+        ledger.apply_control([BatchClosed(batch_id=batch_named_by("default", "k"), expected=3)])
+    waited = submit("--follow")
+    assert waited.exit_code == Exit.REFUSED
+    assert "3 of 3 ended" in waited.output
+    assert "2 lines of 3 (line 2, 3) did not run" in waited.output
     elsewhere = submit("--batch", "elsewhere")
     assert elsewhere.exit_code == Exit.REFUSED
     assert f"was used before, in batch {batch_named_by('default', 'k')}" in elsewhere.output
