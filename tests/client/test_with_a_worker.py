@@ -11,6 +11,7 @@ from pipeline import Pipeline, pipeline, recording
 from headrace.client import Client
 from headrace.ledger import BatchState
 from headrace.schemas import ErrorCode, JobState
+from headrace.schemas import topics as names
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -44,6 +45,10 @@ def test_a_batch_with_bad_lines_is_followed_to_its_end(running: Pipeline) -> Non
     assert params == {"hot": "sampling.temperature", "half": "prompt", "line": "body.best_of"}
     assert {result.id for result in results.values()} == set(submission.ids)
     assert len(submission.problems) == 5
+    rejected = running.ledger.rejections("default", submission.batch_id)
+    assert {row.custom_id for row in rejected} == {"line 6", "line 7"}
+    letters = running.dead_letters(2)
+    assert {dict(letter.headers())[names.CUSTOM_ID] for letter in letters} == {b"line 6", b"line 7"}
 
 
 def test_submitting_again_under_an_idempotency_key_runs_nothing_twice(running: Pipeline) -> None:
