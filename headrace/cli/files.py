@@ -11,6 +11,7 @@ from headrace.cli.engine import OnDemand, engine_config, open_engine, served_nam
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import duration
+from headrace.cli.input import read_ahead
 from headrace.cli.output import Json, emit, must_have_directory, note
 from headrace.cli.serve import Device, Model
 from headrace.cli.stopping import stop_on_signals
@@ -47,6 +48,8 @@ def generate(
     """
     if not source.is_file():
         raise Failure(Exit.NOT_FOUND, f"There is no file {source}.")
+    with source.open("rb") as file:
+        read_ahead(file, str(source))
     if not resume and target.exists() and target.stat().st_size:  # known before a model is loaded for nothing
         raise Failure(
             Exit.REFUSED, f"{target} is already there.", "Go on with it by --resume, or choose another."

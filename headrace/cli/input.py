@@ -36,17 +36,21 @@ def open_input(path: str) -> Iterator[Iterable[bytes]]:
             yield _looked_at(source, path)
 
 
-def _looked_at(source: IO[bytes], name: str) -> Iterable[bytes]:
-    """``source`` itself where it can be read twice, which --strict makes use of."""
-    start = source.tell() if source.seekable() else None
+def read_ahead(source: IO[bytes], name: str) -> list[bytes]:
+    """The lines up to the first that is not blank. Raises Failure where all are."""
     ahead: list[bytes] = []
     for line in source:
         ahead.append(line)
         if line.strip():
-            break
-    else:
-        raise Failure(Exit.USAGE, f"There are no jobs in {name}: it is empty.")
-    if form := _other_form(line.strip()):
+            return ahead
+    raise Failure(Exit.USAGE, f"There are no jobs in {name}: it is empty.")
+
+
+def _looked_at(source: IO[bytes], name: str) -> Iterable[bytes]:
+    """``source`` itself where it can be read twice, which --strict makes use of."""
+    start = source.tell() if source.seekable() else None
+    ahead = read_ahead(source, name)
+    if form := _other_form(ahead[-1].strip()):
         file = "FILE" if name == "stdin" else shlex.quote(name)
         raise Failure(
             Exit.USAGE,

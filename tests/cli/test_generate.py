@@ -65,6 +65,18 @@ def test_an_output_that_is_there_is_not_overwritten(source: Path, tmp_path: Path
     assert target.read_text() == "somebody's results\n"
 
 
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_refused_as_submit_refuses_it_and_nothing_is_made(
+    text: str, source: Path, tmp_path: Path
+) -> None:
+    source.write_text(text)
+    target = tmp_path / "out.jsonl"
+    result = CliRunner().invoke(app, ["generate", str(source), str(target)])
+    assert result.exit_code == Exit.USAGE
+    assert "it is empty" in result.output
+    assert not target.exists()
+
+
 def test_no_model_is_loaded_where_nothing_is_left_to_do(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     command = ["generate", str(source), str(target), "--model", str(tmp_path / "no model"), "--json"]
