@@ -34,6 +34,8 @@ MAX_PROMPT_TOKENS = 2_000_000
 MAX_METADATA = 16
 MAX_TEMPLATE_KWARGS = 64
 
+NAME = f"a string of 1 to {MAX_ID_CHARS} characters without control characters"
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 SAMPLING_OPTIONS = frozenset(Sampling.model_fields)
 
@@ -84,20 +86,18 @@ class PromptJob(AsksForAForm):
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, description="a whole number, 1 or more")
     job_id: Name | None = Field(
         default=None,
-        description=f"a string of 1 to {MAX_ID_CHARS} characters; a UUIDv7 becomes the job's id unchanged",
+        description=f"{NAME}; a UUIDv7 becomes the job's id unchanged",
     )
     idempotency_key: Name | None = Field(
         default=None,
-        description=f"a string of 1 to {MAX_ID_CHARS} characters; it names the job, and must not stand beside a job_id",
+        description=f"{NAME}; it names the job, and must not stand beside a job_id",
     )
-    tenant: Name = Field(default="default", description=f"a string of 1 to {MAX_ID_CHARS} characters")
+    tenant: Name = Field(default="default", description=NAME)
     batch_id: Name | None = Field(
         default=None,
-        description=f"a string of 1 to {MAX_ID_CHARS} characters; it names the batch that the job counts for",
+        description=f"{NAME}; it names the batch that the job counts for",
     )
-    custom_id: Name | None = Field(
-        default=None, description=f"a string of 1 to {MAX_ID_CHARS} characters; it comes back with the result"
-    )
+    custom_id: Name | None = Field(default=None, description=f"{NAME}; it comes back with the result")
     model: Name | None = Field(
         default=None,
         description="the name of a model that the topic's workers serve; leave it out for the one they serve",

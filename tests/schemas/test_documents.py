@@ -164,6 +164,14 @@ def test_the_json_on_the_page_is_what_it_says() -> None:
     assert str(referred.id) in referred.result_ref.uri
 
 
+@pytest.mark.parametrize("field", ["job_id", "idempotency_key", "tenant", "batch_id", "custom_id"])
+def test_the_page_says_of_each_name_that_it_holds_no_control_characters(field: str) -> None:
+    with pytest.raises(InvalidJob, match=f"^{field} must be a string without control characters"):
+        parse_job(orjson.dumps({"prompt": "a", field: "a\tb"}), None, SOURCE)
+    (row,) = re.findall(rf"^\| `{field}` \| (.*) \|$", tables()["job fields"], re.MULTILINE)
+    assert "without control characters" in row
+
+
 def test_every_control_message_on_the_page_can_be_sent() -> None:
     rows = re.findall(r"^\| `(batch_opened|batch_closed|cancel_\w+)` \|", MESSAGES, re.MULTILINE)
     sample = {"batch_id": "b", "expected": 1, "job_id": "j"}
