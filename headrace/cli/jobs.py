@@ -168,9 +168,9 @@ def results(
     """Print results as JSON lines, one for each job of a batch that has ended or was rejected.
 
     A job that was run again has its last run's result here, and none while that runs: --run 1 prints the former ones.
-    With --follow they come as the jobs end, in the order in which they do. --json prints a summary to stdout, and so
-    needs --output. Results too large for a message are read from HEADRACE_RESULT_STORE; where one cannot be read its line
-    says where it is, and the command ends with 3.
+    With --follow they come as the jobs end, in the order in which they do; Ctrl-C leaves those that have come, and says how
+    many. --json prints a summary to stdout, and so needs --output. Results too large for a message are read from
+    HEADRACE_RESULT_STORE; where one cannot be read its line says where it is, and the command ends with 3.
     """
     if json and output in (None, "-"):
         raise Failure(

@@ -134,8 +134,9 @@ def run(
                 )
     if json:
         emit({"batch": batch, "written": written, "output": str(target), "interrupted": stop.is_set()})
-    elif batch:
-        show_batch(batch)
+    else:
+        if batch:
+            show_batch(batch)
         note(f"{count(written, 'result')} in {target}.")
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)

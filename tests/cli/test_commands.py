@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from typer.testing import CliRunner, Result
+from waiting import eventually
 
 from headrace.cli import app, context, doctor
 from headrace.cli.errors import Failure
@@ -230,6 +233,32 @@ def test_a_submit_that_is_broken_off_says_what_was_sent_and_how_to_go_on(
     error = json.loads(result.stderr)["error"]
     assert "3 jobs" in error["message"]
     assert remedy in error["remedy"]
+
+
+FOLLOWER = """
+import signal
+from headrace.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would this
+main()
+"""
+
+
+@pytest.mark.usefixtures("topics", "ended_batch")
+def test_a_ctrl_c_leaves_the_results_that_came_and_says_how_many(database_url: str, tmp_path: Path) -> None:
+    with Ledger(database_url) as ledger:
+        ledger.record([job_row("runs", 7)])
+    file = tmp_path / "answers.jsonl"
+    command = [sys.executable, "-P", "-c", FOLLOWER, "results", "b", "-f", "-o", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: file.is_file() and file.read_bytes().count(b"\n") == 3)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=180)
+        finally:
+            process.kill()
+    assert process.returncode == Exit.INTERRUPTED
+    assert "3 results in" in err
+    assert len(file.read_text().splitlines()) == 3
 
 
 @pytest.mark.usefixtures("topics")

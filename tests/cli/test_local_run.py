@@ -26,8 +26,9 @@ def test_two_runs_of_one_file_keep_both_results(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(local, "follow", lambda *_, **__: None)
     monkeypatch.setattr(local, "write_results", write)
     Path("prompts.jsonl").write_text('{"prompt": "hello"}\n')
-    for _ in range(2):
+    for batch_id in ("first", "second"):
         result = CliRunner().invoke(app, ["local", "run", "prompts.jsonl"])
         assert result.exit_code == 0, result.output
+        assert f"1 result in prompts.{batch_id}.results.jsonl" in result.output
     found = {file.name: file.read_text() for file in tmp_path.glob("*.results.jsonl")}
     assert found == {"prompts.first.results.jsonl": "first", "prompts.second.results.jsonl": "second"}
