@@ -2,12 +2,12 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app, local
+from headrace.client import Submission
 
 
 def test_two_runs_of_one_file_keep_both_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,9 +19,7 @@ def test_two_runs_of_one_file_keep_both_results(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(local, "_running", lambda settings, stop, quiet: nullcontext((settings, None)))
-    monkeypatch.setattr(
-        local, "send", lambda *_: SimpleNamespace(batch_id=next(batches), expected=1, problems=[])
-    )
+    monkeypatch.setattr(local, "send", lambda *_: Submission("default", next(batches), [], 1, []))
     monkeypatch.setattr(local.context, "open_ledger", lambda settings: nullcontext())
     monkeypatch.setattr(local, "follow", lambda *_, **__: None)
     monkeypatch.setattr(local, "write_results", write)
