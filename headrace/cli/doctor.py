@@ -10,6 +10,7 @@ from headrace.cli import context
 from headrace.cli.errors import translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import Json, console, count, emit
+from headrace.cli.paused import paused
 from headrace.cli.topics import describe_topics, largest_records
 
 if TYPE_CHECKING:
@@ -149,9 +150,12 @@ def _workers(settings: "Settings") -> Finding:
         rows = connection.execute("SELECT model FROM workers WHERE alive_until > now()").fetchall()
     if not rows:
         return Finding("workers", None, "none is alive", "Start one with `headrace worker`.")
-    return Finding(
-        "workers", True, f"{len(rows)} alive, serving {', '.join(sorted({row[0] for row in rows}))}"
-    )
+    alive = f"{len(rows)} alive, serving {', '.join(sorted({row[0] for row in rows}))}"
+    if why := paused(settings):
+        return Finding(
+            "workers", None, f"{alive}; {why}", "`headrace dlq list` shows what died, where that is why."
+        )
+    return Finding("workers", True, alive)
 
 
 def _model(settings: "Settings") -> Finding:

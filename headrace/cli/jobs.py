@@ -11,6 +11,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
 from headrace.cli.output import Json, count, emit, fields, note, open_output
+from headrace.cli.paused import paused
 from headrace.cli.results import Format, Lines, Reader, write_result, write_results, write_run
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import as_json, check_sent, parse_deadline, report_problems, send
@@ -126,7 +127,10 @@ def status(
     wait: Follow = False,
     json: Json = False,
 ) -> None:
-    """Show how far a batch is, or where a job stands."""
+    """Show how far a batch is, or where a job stands.
+
+    Where jobs wait since the worker behind HEADRACE_HEALTH_PORT of this machine takes none for now, it says why.
+    """
     settings = context.load_settings(tenant=tenant)
     with context.open_ledger(settings) as ledger:
         found = find(ledger, settings.tenant, target)
@@ -140,6 +144,8 @@ def status(
         emit(asdict(found) | ({"interrupted": interrupted} if wait else {}))
     elif _is_batch(found):
         show_batch(found)
+        if found.queued and (why := paused(settings)):
+            note(f"Jobs wait: {why}.")
     else:
         fields(asdict(found))
     if interrupted:

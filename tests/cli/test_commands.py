@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -40,6 +41,7 @@ from headrace.schemas import (
     uuid7,
 )
 from headrace.settings import Settings
+from headrace.worker.health import HealthServer, loading
 
 Run = Callable[..., Result]
 
@@ -466,6 +468,31 @@ def test_doctor_is_content_with_a_working_installation(run: Run, monkeypatch: py
     result = run("doctor", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["ok"] is True
+
+
+def test_doctor_and_status_say_why_a_worker_that_lives_takes_no_jobs(
+    run: Run, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", {"workers": doctor.CHECKS["workers"]})
+    with Ledger(database_url) as ledger:
+        ledger.heartbeat("w", "", "m", 3600)
+        ledger.record([job_row("waits", 0)])
+    status = loading("w", "m")
+    server = HealthServer(0, lambda: status)
+    try:
+        monkeypatch.setenv("HEADRACE_HEALTH_PORT", str(server.port))
+        (finding,) = json.loads(run("doctor", "--json").stdout)["findings"]
+        assert finding["ok"] is None
+        for told in (finding["detail"], run("status", "b").stderr):
+            assert "takes no jobs: the model is not loaded yet" in told
+        status = replace(status, paused=None)
+        (finding,) = json.loads(run("doctor", "--json").stdout)["findings"]
+        assert finding["ok"]
+        assert "takes no jobs" not in run("status", "b").output
+    finally:
+        server.close()
+    (finding,) = json.loads(run("doctor", "--json").stdout)["findings"]
+    assert finding["ok"]
 
 
 @pytest.mark.usefixtures("topics")
