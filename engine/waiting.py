@@ -41,15 +41,15 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         """What ``pop`` would return."""
-        while self._windows or self._heap:
-            if not self._windows or (self._heap and self._foremost() < _class(self._windows[-1][0].urgency)):
-                if planned := self._planned():
-                    self._windows.append(planned)
-            elif self._windows[-1][0].status is SequenceStatus.WAITING:
-                return self._windows[-1][0]
-            else:
+        while True:
+            while self._heap and _has_ended(self._heap[0][1]):
+                heapq.heappop(self._heap)
+            while self._windows and _has_ended(self._windows[-1][0]):
                 self._take()
-        return None
+            foremost = _class(self._windows[-1][0].urgency) if self._windows else None
+            if not self._heap or (foremost is not None and foremost <= self._foremost()):
+                return self._windows[-1][0] if self._windows else None
+            self._windows.append(self._planned())
 
     def pop(self) -> Sequence:
         """Take the next sequence; there must be one."""
@@ -73,7 +73,7 @@ class WaitingQueue:
             and (not taken or self._foremost() == _class(taken[0].urgency))
         ):
             _, seq = heapq.heappop(self._heap)
-            if seq.status is SequenceStatus.WAITING:
+            if not _has_ended(seq):
                 taken.append(seq)
         # Bytes compare faster than token ids and put equal beginnings next to each other just as well.
         return deque(sorted(taken, key=lambda seq: seq.tokens[:ORDERED_BY].tobytes()))
@@ -81,6 +81,11 @@ class WaitingQueue:
     def _foremost(self) -> tuple[int, float]:
         """The class of the most urgent sequence on the heap."""
         return _class(self._heap[0][0])
+
+
+def _has_ended(seq: Sequence) -> bool:
+    """Whether it waits no more: it was aborted, say."""
+    return seq.status is not SequenceStatus.WAITING
 
 
 def _class(urgency: Urgency) -> tuple[int, float]:

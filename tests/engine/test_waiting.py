@@ -1,6 +1,9 @@
 """The waiting queue: urgency decides, and among equals prompts that begin alike run together."""
 
+import random
+
 import numpy as np
+import pytest
 
 from headrace.engine.request import Request
 from headrace.engine.sequence import Sequence, SequenceStatus
@@ -97,3 +100,35 @@ def test_ended_sequences_are_passed_over_wherever_they_stand():
     for ended in (0, 1, 2, 3):
         sequences[ended].status = SequenceStatus.FINISHED
     assert queue.head() is None
+
+
+def test_an_ended_one_at_the_front_lets_no_less_urgent_ones_go_first():
+    queue = queue_of(*(sequence(f"standard{i}", [i], priority=1, arrival=i) for i in range(2)))
+    assert queue.head().id == "standard0"
+    queue.push(sequence("bulk", [0], priority=2, arrival=5))
+    ended = sequence("urgent", [0], priority=0, arrival=6)
+    queue.push(ended)
+    ended.status = SequenceStatus.FINISHED
+    assert drained(queue) == ["standard0", "standard1", "bulk"]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_is_next_is_always_of_the_most_urgent_that_wait(seed):
+    rng, queue, waiting, popped = random.Random(seed), WaitingQueue(3), [], []
+    for step in range(300):
+        match rng.choice(("push", "push", "pop", "back", "end")):
+            case "push":
+                waiting.append(
+                    sequence(str(step), [rng.randrange(9)], priority=rng.randrange(4), arrival=step)
+                )
+                queue.push(waiting[-1])
+            case "pop" if waiting:
+                popped.append(queue.pop())
+                assert popped[-1].urgency[:2] == min(seq.urgency[:2] for seq in waiting)
+                waiting.remove(popped[-1])
+            case "back" if popped:
+                waiting.append(popped.pop(rng.randrange(len(popped))))
+                queue.put_back([waiting[-1]])
+            case "end" if waiting:
+                waiting.pop(rng.randrange(len(waiting))).status = SequenceStatus.FINISHED
+        assert (queue.head() is None) == (not waiting)
