@@ -30,7 +30,7 @@ WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id AND batc
 """
 
 # The largest count holds, in whatever order they come: a file that has grown is sent again under its idempotency key. Of
-# equal ones the latest sending holds, which has sent again what was rejected of the earlier ones.
+# equal ones the latest sending that has a name holds, which has sent again what was rejected of the earlier ones.
 _CLOSE = """
 UPDATE batches SET expected = said.expected, submission = said.submission,
     closed_at = CASE WHEN batches.expected = said.expected THEN batches.closed_at ELSE coalesce(said.closed_at, now()) END
@@ -38,7 +38,8 @@ FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::timestamptz[], %s::text[])
     AS said (tenant, batch_id, expected, closed_at, submission)
 WHERE batches.tenant = said.tenant AND batches.batch_id = said.batch_id
     AND (batches.closed_at IS NULL OR batches.expected < said.expected
-         OR (batches.expected = said.expected AND batches.submission <> said.submission))
+         OR (batches.expected = said.expected AND said.submission IS NOT NULL
+             AND said.submission IS DISTINCT FROM batches.submission))
 """
 
 _CANCEL = """

@@ -141,6 +141,22 @@ def test_a_line_that_was_rejected_in_each_sending_of_its_batch_stands_once(ledge
     assert [row.src_offset for row in ledger.rejections("acme", "b1")] == [again.src_offset]
 
 
+def test_a_sending_takes_over_from_an_equal_one_without_a_name_and_not_the_other_way_round(
+    ledger: Ledger,
+) -> None:
+    rows = jobs(2)
+    ledger.record(rows)
+    ledger.apply_control([CLOSED])  # as before sendings had names, or by another producer
+    for name in ("one", "two"):
+        ledger.record([], [rejection(submission=name)])
+        ledger.apply_control([closed(name)])
+    ledger.apply_control([CLOSED])
+    batch = ledger.batch("acme", "b1")
+    assert batch is not None
+    assert (batch.expected, batch.rejected) == (3, 1)
+    assert [row.submission for row in ledger.rejections("acme", "b1")] == ["two"]
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_of_equal_counts_the_latest_sending_holds_and_of_others_the_largest(
     ledger: Ledger, turned: bool
