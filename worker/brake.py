@@ -46,10 +46,12 @@ class Brake:
             window.note(dead, now)
         if not dead or not self._limit.most or self._reason is not None:
             return
-        if self._hour.is_too_much:  # first, since its pause is no shorter than what is left of the hour
-            self._pull(self._hour, now, self._hour.ends - now)
-        elif self._minute.is_too_much:
-            self._pull(self._minute, now, self._next_pause(now))
+        of_minute = self._next_pause(now) if self._minute.is_too_much else 0.0
+        of_hour = max(self._hour.ends - now, self._limit.pause_s) if self._hour.is_too_much else 0.0
+        if of_hour > of_minute:
+            self._pull(self._hour, now, of_hour)
+        elif of_minute:
+            self._pull(self._minute, now, of_minute)
 
     def reason(self, now: float) -> str | None:
         """Why nothing more is to be taken; None while all is well, or well enough to try again."""

@@ -103,6 +103,16 @@ def test_after_its_hour_a_worker_takes_jobs_again() -> None:
     assert brake.reason(3600) is None
 
 
+def test_too_much_in_the_last_moment_of_an_hour_pauses_no_shorter_than_in_a_minute() -> None:
+    brake = Brake(LIMIT)
+    for minute in range(10):
+        note(brake, dead=10, now=120.0 * minute)
+    assert brake.reason(1200.0) is None
+    note(brake, dead=11, now=3599.0)
+    assert brake.reason(3599.0 + 29) is not None
+    assert brake.reason(3599.0 + 31) is None
+
+
 def test_a_fleet_with_some_bad_input_is_never_stopped() -> None:
     for bad, well in ((2, 98), (9, 991)):  # 2% of a hundred a second, and just below 1% of a thousand
         lost, done, began = spend(Brake(DeadLetterLimit()), 3600, bad, well)
