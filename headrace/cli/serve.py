@@ -81,6 +81,7 @@ def recorder(json: JsonLog = False) -> None:
 
     from headrace.ledger import Ledger
     from headrace.ledger.recorder import Recorder
+    from headrace.ledger.watch import RecorderStatus
 
     url = context.database_url(settings)
     collect_seldom()
@@ -93,8 +94,11 @@ def recorder(json: JsonLog = False) -> None:
             kafka=settings.kafka,
             keep=timedelta(days=settings.keep_days),
         )
-        _health(settings, stack, recorder.status, recorder.metrics.registry)
+        # Live while it waits for Postgres, however long: to be started anew would help nobody.
+        health = _health(settings, stack, RecorderStatus, recorder.metrics.registry)
         if _migrated(url, stop):
+            if health is not None:
+                health.tell(recorder.status, recorder.metrics.registry)
             recorder.run(stop)
 
 
