@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "HEADRACE_"
@@ -19,6 +19,19 @@ KAFKA_PREFIX = "HEADRACE_KAFKA_"
 
 # A broker as librdkafka reads it. It takes a scheme as well, and says of one that is not its own "transport failure".
 BROKER = re.compile(r"(\[[^\]\s]+\]|[^\[\]\s:/@]+):([0-9]{1,5})")
+
+# What LOG_LEVEL may say, which is set for other programs too and knows more levels. Anything else is none of ours.
+Level = Literal["debug", "info", "warning", "error"]
+_LEVELS: dict[str, Level] = {
+    "trace": "debug",
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "warning": "warning",
+    "error": "error",
+    "critical": "error",
+    "fatal": "error",
+}
 
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 
@@ -160,10 +173,9 @@ class Settings(BaseSettings):
     health_port: int | None = Field(
         None, ge=0, le=65535, description="serves /live, /ready, /status and /metrics; 0: any port"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info",
-        validation_alias=AliasChoices("HEADRACE_LOG_LEVEL", "log_level"),
-        description="debug, info, warning or error, in any case; prompts only ever at debug; without it LOG_LEVEL counts",
+    log_level: Level = Field(
+        default_factory=lambda: _LEVELS.get(os.environ.get("LOG_LEVEL", "").lower(), "info"),
+        description="debug, info, warning or error, in any case; prompts only ever at debug; without it LOG_LEVEL counts, else info",
     )
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="auto: text on a terminal, else json"
