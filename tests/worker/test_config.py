@@ -14,6 +14,7 @@ def test_each_client_is_told_what_its_kind_may_have() -> None:
         "client.id": config.name,
         "reconnect.backoff.ms": 500,
         "message.max.bytes": 20_000_000,
+        "batch.size": 900_000,
         "security.protocol": "PLAINTEXT",
         "linger.ms": "7",
     }
