@@ -93,11 +93,19 @@ def upgrade() -> None:
             comment="of a duplicate: the job that came first is of this batch, and ends in it",
         ),
     )
+    op.create_index(
+        "rejections_tenant_batch_id_submission_idx",
+        "rejections",
+        ["tenant", "batch_id", "submission"],
+        postgresql_include=["same_batch"],
+        postgresql_where=sa.text("submission IS NOT NULL AND NOT reopened"),
+    )
     op.execute(f"CREATE OR REPLACE VIEW batch_progress AS {_AFTER}")
 
 
 def downgrade() -> None:
     op.execute(f"CREATE OR REPLACE VIEW batch_progress AS {_BEFORE}")
+    op.drop_index("rejections_tenant_batch_id_submission_idx", "rejections")
     op.drop_column("rejections", "same_batch")
     op.drop_column("rejections", "submission")
     op.drop_column("batches", "submission")

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
 
+import psycopg
 import pytest
 from rows import attempt, job, jobs, outcome, rejection
 
@@ -271,3 +272,27 @@ def test_draining_forgets_minutes_that_are_over_and_nothing_else(ledger: Ledger)
 def test_an_unknown_job_is_none(ledger: Ledger) -> None:
     assert ledger.job(uuid7()) is None
     assert ledger.result(uuid7()) is None
+
+
+# Ten batches of a thousand rejected records each, of which every second sending has a name.
+MANY_REJECTED = """
+INSERT INTO rejections (src_topic, src_partition, src_offset, tenant, batch_id, code, message, submission)
+SELECT 't', 0, n, 'acme', 'b' || n % 10, 'invalid_json', repeat('x', 100), CASE WHEN n % 2 = 0 THEN 's' END
+FROM generate_series(1, 10000) n;
+INSERT INTO batches (tenant, batch_id, submission) SELECT DISTINCT tenant, batch_id, submission FROM rejections;
+INSERT INTO batch_counts (tenant, batch_id, shard, rejected) SELECT tenant, batch_id, 0, 1000 FROM batches
+"""
+
+
+@pytest.mark.parametrize("batch_id", ["b1", "b2"])
+def test_looking_at_a_batch_of_many_bad_lines_reads_an_index_and_no_rows(
+    database_url: str, batch_id: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(MANY_REJECTED)
+        connection.execute("VACUUM ANALYZE rejections")
+        question = f"SELECT * FROM batch_progress WHERE tenant = 'acme' AND batch_id = '{batch_id}'"
+        lines = connection.execute(f"EXPLAIN (ANALYZE, TIMING OFF) {question}")  # type: ignore[arg-type]
+        plan = "\n".join(line for (line,) in lines)
+    assert "Index Only Scan using rejections_tenant_batch_id_submission_idx" in plan, plan
+    assert "Heap Fetches: 0" in plan, plan
