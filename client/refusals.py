@@ -34,20 +34,21 @@ class Refusals:
         self._tell(line.number, ErrorCode.DUPLICATE_JOB_ID, OTHER_CONTENT)
         return True
 
-    def take_letter(self, id: UUID | None, code: ErrorCode, message: Message) -> None:
-        """Take in the dead letter of a rejected record with the key ``id``."""
+    def take_letter(self, id: UUID | None, code: ErrorCode, message: Message) -> bool:
+        """Whether the dead letter, of a rejected record with the key ``id``, is of a line as it was sent here."""
         line = None if id is None else self._lines.get(id)
         if line is None:
-            return
+            return False
         headers = headers_of(message)
         try:
             envelope = parse_envelope(message.value(), headers, Source(*place_of(message), timestamp_ms=-1))
         except Unparsable:
-            return
+            return False
         if (envelope.id, envelope.content_sha) != (id, line.content_sha):
-            return
+            return False
         why = (dict(headers).get(names.DEAD_MESSAGE) or b"").decode("utf-8", "replace")
         self._tell(line.number, code, OTHER_CONTENT if code is ErrorCode.DUPLICATE_JOB_ID else why)
+        return True
 
     def _tell(self, number: int, code: ErrorCode, why: str) -> None:
         if number not in self._told:

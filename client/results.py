@@ -158,16 +158,20 @@ class Follower:
         code = _REJECTING.get(named.get(names.DEAD_CODE) or b"")
         if code is None:
             return
-        self._refusals.take_letter(_key(message), code, message)
+        id = _key(message)
+        as_sent = self._refusals.take_letter(id, code, message)
         job_id, sending = named.get(names.JOB_ID), submission_of(headers)
         duplicate = code is ErrorCode.DUPLICATE_JOB_ID
         if duplicate and (job_id or sending) and named.get(names.DEAD_SAME_BATCH) != b"false":
+            if id is not None and as_sent:  # the former job's result may be gone from its topic
+                self._note_ended(id)
             return
         source = dead_letter_source(headers)
         place = (source.topic, source.partition, source.offset) if source else place_of(message)
         line = named_key(self._tenant, job_id.decode("utf-8", "replace")) if job_id else None
         self._rejected[sending].add(line or place)
-        self._left.discard(_key(message))
+        if id is not None:
+            self._left.discard(id)
 
     def _is_ours(self, message: Message) -> bool:
         headers = dict(headers_of(message))

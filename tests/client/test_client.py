@@ -446,6 +446,22 @@ def test_following_counts_a_second_line_of_one_name_though_it_was_sent_under_a_k
         assert [result.id for result in client.follow_results(sent)] == sent.ids[:1]
 
 
+def test_following_ends_with_a_changed_line_though_the_first_answer_is_no_longer_on_the_topic(
+    installation: Installation,
+) -> None:
+    lines = [{"custom_id": name, "prompt": name} for name in ("a", "b")]
+    with installation.client() as client:
+        client.submit(lines, idempotency_key="k")
+        lines[1]["prompt"] = "changed"
+        sent = client.submit(lines, idempotency_key="k")
+        for message in installation.read(installation.topics.jobs("standard"), 4):
+            if b"changed" in (message.value() or b""):
+                reject(installation, message, "duplicate_job_id", DEAD_SAME_BATCH=b"true")
+        installation.finish(sent, sent.ids[:1])
+        assert [result.id for result in client.follow_results(sent)] == sent.ids[:1]
+    assert [problem.line for problem in sent.problems] == [2]
+
+
 def test_a_line_is_refused_by_a_letter_of_its_own_content_alone(installation: Installation) -> None:
     lines: list[Line] = [
         {"custom_id": "a", "prompt": "once"},
