@@ -1,15 +1,15 @@
 """What the job table knows of earlier sendings of a batch or a key.
 
-Submitting needs no job table: where none is named or it does not answer nothing is known, and nothing is refused.
+Submitting needs no job table: where it cannot be asked, for whatever reason, nothing is known, and nothing is refused.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.cli import context
-from headrace.cli.errors import Failure
+from headrace.cli.errors import Failure, translate
 from headrace.cli.exits import Exit
-from headrace.cli.output import count, numbers
+from headrace.cli.output import count, note, numbers
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -95,21 +95,27 @@ def refused(ledger: "Ledger", submission: "Submission") -> Refused:
     return Refused(submission, ledger.other_content(sent))
 
 
-def refused_so_far(settings: "Settings", submission: "Submission") -> Refused:
-    """The same of a batch that is not waited for."""
-    return _ask(settings, lambda ledger: refused(ledger, submission)) or Refused(submission, {})
+def refused_so_far(settings: "Settings", submission: "Submission", *, quiet: bool = False) -> Refused:
+    """The same of a batch that is not waited for. quiet: say nothing where the job table named does not tell."""
+    wanted = None if quiet else "Whether lines were refused"
+    return _ask(settings, lambda ledger: refused(ledger, submission), wanted) or Refused(submission, {})
 
 
-def _ask(settings: "Settings", question: "Callable[[Ledger], _Answer]") -> _Answer | None:
-    """An answer of the job table; None where it cannot be asked."""
-    from headrace.ledger import LedgerUnavailable, NotMigrated
+def _ask(
+    settings: "Settings", question: "Callable[[Ledger], _Answer]", wanted: str | None = None
+) -> _Answer | None:
+    """An answer of the job table; None where it cannot be asked: DATABASE_URL may be a producer's own, of anything.
+
+    wanted: what is not known then, to say so where a database is named.
+    """
+    from headrace.ledger import LedgerError
 
     try:
         with context.open_ledger(settings) as ledger:
             return question(ledger)
-    except (LedgerUnavailable, NotMigrated):
+    except Failure:  # none is named
         return None
-    except Failure as failure:
-        if failure.exit_code is not Exit.NOT_READY:
-            raise
+    except LedgerError as error:
+        if wanted and (why := translate(error)):
+            note(f"{wanted} is not known. {why.message}")
         return None

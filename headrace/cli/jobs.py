@@ -95,19 +95,26 @@ def submit(
         report_problems(submission)
     progress, interrupted = None, False
     if wait:
-        with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
-            progress = follow(
-                ledger,
-                settings.tenant,
-                submission.batch_id,
-                stop,
-                promise=Promise(submission.expected),
-                quiet=json,
-            )
-            interrupted = stop.is_set()
-            changed = refused(ledger, submission)
+        try:
+            with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
+                progress = follow(
+                    ledger,
+                    settings.tenant,
+                    submission.batch_id,
+                    stop,
+                    promise=Promise(submission.expected),
+                    quiet=json,
+                )
+                interrupted = stop.is_set()
+                changed = refused(ledger, submission)
+        except Exception:
+            if json:  # the batch's name alone leads to what was sent
+                emit(
+                    as_json(submission, tier) | {"refused": [], "batch": progress, "interrupted": interrupted}
+                )
+            raise
     else:
-        changed = refused_so_far(settings, submission)
+        changed = refused_so_far(settings, submission, quiet=json)
     if json:
         more = {"batch": progress, "interrupted": interrupted} if wait else {}
         emit(as_json(submission, tier) | {"refused": changed.lines} | more)

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from sqlalchemy.engine import make_url
 from typer.testing import CliRunner, Result
 from waiting import eventually
 
@@ -331,6 +332,57 @@ def test_lines_that_were_sent_before_with_other_content_or_in_another_batch_are_
     elsewhere = submit("--batch", "elsewhere")
     assert elsewhere.exit_code == Exit.REFUSED
     assert f"was used before, in batch {batch_named_by('default', 'k')}" in elsewhere.output
+
+
+@pytest.fixture
+def stranger(database_url: str) -> Iterator[str]:
+    """The job table's address for a role that may read nothing there."""
+    name = f"stranger_{uuid4().hex[:8]}"
+    with psycopg.connect(database_url, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'x'")  # type: ignore[arg-type]
+        yield make_url(database_url).set(username=name, password="x").render_as_string(hide_password=False)
+        owner.execute(f"DROP ROLE {name}")  # type: ignore[arg-type]
+
+
+UNASKABLE = {
+    "another kind of database": ("sqlite:///app.db", "this is an address of sqlite"),
+    "a bad parameter": ("{url}?sslmode=never", "sslmode must be one of"),
+    "a value that libpq alone judges": ("{url}?ssl_min_protocol_version=1.2", "ssl_min_protocol_version"),
+    "no right": ("{stranger}", "permission denied"),
+    "no table": ("{bare}", "The job table is not as this version needs it"),
+}
+
+
+@pytest.mark.usefixtures("topics")
+@pytest.mark.parametrize(("address", "why"), UNASKABLE.values(), ids=list(UNASKABLE))
+def test_a_submit_whose_database_is_no_use_sends_everything_and_says_what_it_does_not_know(
+    run: Run, database_url: str, stranger: str, monkeypatch: pytest.MonkeyPatch, address: str, why: str
+) -> None:
+    bare = make_url(database_url).set(database="postgres").render_as_string(hide_password=False)
+    monkeypatch.setenv("DATABASE_URL", address.format(url=database_url, stranger=stranger, bare=bare))
+    line = '{"job_id": "a", "prompt": "x"}\n'
+    for options in ((), ("--batch", "b"), ("--idempotency-key", "k")):
+        told = run("submit", "-", "--json", *options, stdin=line)
+        assert (told.exit_code, told.stderr) == (0, "")
+        assert (json.loads(told.stdout)["expected"], json.loads(told.stdout)["refused"]) == (1, [])
+    shown = run("submit", "-", stdin=line)
+    assert shown.exit_code == 0
+    assert "Whether lines were refused is not known." in shown.stderr
+    assert why in shown.stderr
+    assert "headrace status batch_" in shown.stderr
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_followed_submit_whose_database_is_no_use_names_the_batch_that_was_sent(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///app.db")
+    told = run("submit", "-", "--follow", "--json", stdin='{"prompt": "x"}\n')
+    assert told.exit_code == Exit.USAGE
+    sent = json.loads(told.stdout)
+    assert sent["batch_id"].startswith("batch_")
+    assert (sent["expected"], sent["batch"], sent["interrupted"]) == (1, None, False)
+    assert "sqlite" in json.loads(told.stderr)["error"]["message"]
 
 
 @pytest.mark.usefixtures("topics")
