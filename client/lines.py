@@ -51,10 +51,11 @@ class Problem:
 
 
 class SentLine(NamedTuple):
-    """What is remembered of a line that names a job: its content's hash, and its number."""
+    """What is remembered of a line that names a job: its content's hash, and its number. fresh: nobody had its id before."""
 
     content_sha: bytes
     number: int
+    fresh: bool
 
 
 @dataclass
@@ -130,10 +131,11 @@ class LineReader:
                 " more, raise message.max.bytes (HEADRACE_KAFKA_MESSAGE_MAX_BYTES)"
             )
             return None, Problem(number, ErrorCode.MESSAGE_TOO_LARGE, message, None, sent=False)
-        problem = None
+        problem, fresh = None, False
         try:
             envelope = parse_envelope(value, headers, _NOWHERE)
             if envelope.id == _UNNAMED:
+                fresh = self.idempotency_key is None
                 headers.append((topics.JOB_ID, self._job_id(envelope.custom_id, number).encode()))
             envelope = parse_job(value, headers, _NOWHERE).envelope
         except Unparsable as error:
@@ -142,7 +144,7 @@ class LineReader:
         except InvalidJob as error:
             envelope = error.envelope
             problem = Problem(number, error.code, error.message, error.param, sent=True)
-        misplaced = self._misaddressed(envelope, number) or self._repeated(envelope, number)
+        misplaced = self._misaddressed(envelope, number) or self._repeated(envelope, number, fresh)
         if misplaced is None:
             self.repeated.note(envelope.custom_id, number)
         return envelope, misplaced or problem
@@ -181,15 +183,15 @@ class LineReader:
                 return Problem(number, ErrorCode.INVALID_VALUE, message, name, sent=False)
         return None
 
-    def _repeated(self, envelope: Envelope, number: int) -> Problem | None:
+    def _repeated(self, envelope: Envelope, number: int, fresh: bool) -> Problem | None:
         """Two copies of a job are one job, and the batch would wait for a second."""
         if envelope.id == _UNNAMED:
             return None
-        sha, first = self.first_of.setdefault(envelope.id, SentLine(envelope.content_sha, number))
-        if first == number:
+        first = self.first_of.setdefault(envelope.id, SentLine(envelope.content_sha, number, fresh))
+        if first.number == number:
             return None
-        same = sha == envelope.content_sha
-        message = f"its job_id is that of line {first}" + (
+        same = first.content_sha == envelope.content_sha
+        message = f"its job_id is that of line {first.number}" + (
             "; it is the same job" if same else ", with other content"
         )
         return Problem(number, ErrorCode.DUPLICATE_JOB_ID, message, "job_id", sent=not same)

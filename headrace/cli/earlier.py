@@ -91,14 +91,20 @@ class Refused:
 
 def refused(ledger: "Ledger", submission: "Submission") -> Refused:
     """The lines that do not run, as far as the job table has read them and their forerunners."""
-    sent = {id: line.content_sha for id, line in submission.lines.items()}
-    return Refused(submission, ledger.other_content(sent))
+    return Refused(submission, ledger.other_content(_known_to_others(submission)))
 
 
 def refused_so_far(settings: "Settings", submission: "Submission", *, quiet: bool = False) -> Refused:
     """The same of a batch that is not waited for. quiet: say nothing where the job table named does not tell."""
+    sent = _known_to_others(submission)
     wanted = None if quiet else "Whether lines were refused"
-    return _ask(settings, lambda ledger: refused(ledger, submission), wanted) or Refused(submission, {})
+    others = _ask(settings, lambda ledger: ledger.other_content(sent), wanted) if sent else None
+    return Refused(submission, others or {})
+
+
+def _known_to_others(submission: "Submission") -> "dict[UUID, bytes]":
+    """The jobs that may have been sent before, with their contents: of millions with fresh ids the table is asked nothing."""
+    return {id: line.content_sha for id, line in submission.lines.items() if not line.fresh}
 
 
 def _ask(

@@ -334,6 +334,18 @@ def test_lines_that_were_sent_before_with_other_content_or_in_another_batch_are_
     assert f"was used before, in batch {batch_named_by('default', 'k')}" in elsewhere.output
 
 
+@pytest.mark.usefixtures("topics")
+@pytest.mark.parametrize("options", [(), ("--idempotency-key", "k")])
+def test_the_job_table_is_asked_of_lines_alone_that_may_have_been_sent_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(Ledger, "other_content", lambda ledger, sent: asked.append(len(sent)) or {})
+    for job in ('{"prompt": "x"}', '{"job_id": "mine", "prompt": "x"}'):
+        assert run("submit", "-", *options, stdin=f'{job}\n{{"prompt": "y"}}\n').exit_code == 0
+    assert asked == ([2, 2] if options else [1])
+
+
 @pytest.fixture
 def stranger(database_url: str) -> Iterator[str]:
     """The job table's address for a role that may read nothing there."""

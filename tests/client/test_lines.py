@@ -99,6 +99,19 @@ def test_a_job_sent_twice_counts_once() -> None:
     assert other.problem.message == "its job_id is that of line 1, with other content"
 
 
+@pytest.mark.parametrize(("key", "fresh"), [(None, [False, True, True]), ("k", [False, False, False])])
+def test_a_line_that_nothing_names_has_a_fresh_id(key: str | None, fresh: list[bool]) -> None:
+    reader = LineReader("default", "b", key)
+    lines: tuple[Line, ...] = (
+        {"job_id": str(uuid7()), "prompt": "x"},
+        {"custom_id": "a", "prompt": "x"},
+        {"prompt": 1},
+    )
+    for number, line in enumerate(lines, start=1):
+        reader.read(line, number)
+    assert [line.fresh for line in reader.first_of.values()] == fresh
+
+
 @pytest.mark.parametrize("field", ["batch_id", "tenant"])
 def test_a_line_of_another_batch_or_tenant_is_not_sent(field: str) -> None:
     (outgoing,) = read({"prompt": "x", field: "other"})
