@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli import context
-from headrace.cli.earlier import refuse_cancelled, refuse_used, refused, refused_so_far
+from headrace.cli.earlier import Refused, refuse_cancelled, refuse_used, refused, refused_so_far
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
@@ -15,6 +15,7 @@ from headrace.cli.paused import paused
 from headrace.cli.results import Format, Lines, Reader, write_result, write_results, write_run
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import as_json, check_sent, parse_deadline, report_problems, send
+from headrace.cli.waiting import Waiting
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -105,8 +106,10 @@ def submit(
                     promise=Promise(submission.expected),
                     quiet=json,
                 )
-                interrupted = stop.is_set()
-                changed = refused(ledger, submission)
+                waiting = Waiting(stop, answered=True)
+                told = None if stop.is_set() else waiting.ask(lambda: refused(ledger, submission))
+                interrupted = told is None
+                changed = told or Refused(submission, {})
         except Exception:
             if json:  # the batch's name alone leads to what was sent
                 emit(

@@ -21,14 +21,22 @@ from sqlalchemy.engine import make_url
 from typer.testing import CliRunner, Result
 from waiting import eventually
 
-from headrace.cli import app, context, doctor
+from headrace.cli import app, context, doctor, waiting
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.stopping import Stop
 from headrace.cli.submission import parse_deadline
 from headrace.client import Client
 from headrace.client.client import batch_named_by
-from headrace.ledger import JobRow, Ledger, OutcomeRow, RejectionRow
+from headrace.ledger import (
+    BatchProgress,
+    BatchState,
+    JobRow,
+    Ledger,
+    LedgerUnavailable,
+    OutcomeRow,
+    RejectionRow,
+)
 from headrace.schemas import (
     BatchClosed,
     BatchOpened,
@@ -395,6 +403,50 @@ def test_a_followed_submit_whose_database_is_no_use_names_the_batch_that_was_sen
     assert sent["batch_id"].startswith("batch_")
     assert (sent["expected"], sent["batch"], sent["interrupted"]) == (1, None, False)
     assert "sqlite" in json.loads(told.stderr)["error"]["message"]
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_followed_submit_that_is_stopped_while_postgres_is_away_ends_as_interrupted(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise LedgerUnavailable("connection refused")
+
+    def stopped(ledger: Ledger, tenant: str, batch_id: str) -> None:
+        monkeypatch.setattr(Ledger, "batch", away)
+        monkeypatch.setattr(Ledger, "other_content", away)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Ledger, "batch", stopped)
+    result = run("submit", "-", "--follow", "--json", stdin='{"prompt": "one"}\n')
+    assert result.exit_code == Exit.INTERRUPTED, result.output
+    told = json.loads(result.stdout)
+    assert (told["interrupted"], told["batch"], told["refused"]) == (True, None, [])
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_followed_submit_waits_for_postgres_to_name_the_lines_that_did_not_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_content = Ledger.other_content
+
+    def away_once(*_: object) -> None:
+        monkeypatch.setattr(Ledger, "other_content", other_content)
+        raise LedgerUnavailable("connection refused")
+
+    def complete(ledger: Ledger, tenant: str, batch_id: str) -> BatchProgress:
+        return BatchProgress(
+            tenant=tenant, batch_id=batch_id, state=BatchState.COMPLETE, expected=1, submitted=1, queued=0, running=0,
+            succeeded=1, failed=0, cancelled=0, expired=0, rejected=0, prompt_tokens=0, cached_tokens=0,
+            completion_tokens=0, opened_at=None, closed_at=None,
+        )  # fmt: skip
+
+    monkeypatch.setattr(waiting, "AGAIN_S", 0.0)
+    monkeypatch.setattr(Ledger, "batch", complete)
+    monkeypatch.setattr(Ledger, "other_content", away_once)
+    result = run("submit", "-", "--follow", stdin='{"prompt": "one"}\n')
+    assert result.exit_code == 0, result.output
+    assert "Postgres is back." in result.stderr
 
 
 @pytest.mark.usefixtures("topics")
