@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.numerics import FAST, Numerics
-from headrace.kernels.decode_attention import decode_attention
+from headrace.kernels.decode_attention import Splits, decode_attention
 from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.rope_cache import rope_and_cache
 from headrace.kernels.shared_prefix import SharedPrefixes
@@ -58,7 +58,8 @@ class StepContext:
     slot_mapping: [T] int64, where each token's K and V go (block * block_size + offset; -1: nowhere).
     slots: [R] int32, each row's line of ``block_tables`` [S, M] int32. query_start: [R + 1] int32.
     context_lens: [R] int32, keys in all, this step's included. mean_prefill_keys: how many keys a query of a prefill
-    chunk sees on average. shared: prefixes that decode rows share, if any. numerics: the variant of attention.
+    chunk sees on average. shared: prefixes that decode rows share, if any. splits: of the keys of decode rows, where a
+    kernel reads them. numerics: the variant of attention.
     """
 
     kv: KVCache
@@ -75,6 +76,7 @@ class StepContext:
     scale: float
     mean_prefill_keys: float = 0.0
     shared: SharedPrefixes | None = None
+    splits: Splits | None = None
     numerics: Numerics = FAST
 
     def attend(
@@ -99,7 +101,7 @@ class StepContext:
         if n:
             decode_attention(
                 q[:n], k_cache, v_cache, self.block_tables, self.slots[:n], self.context_lens[:n],
-                self.max_context_len, self.scale, out=out[:n], shared=self.shared,
+                self.max_context_len, self.scale, out=out[:n], shared=self.shared, splits=self.splits,
             )  # fmt: skip
         if len(self.slots) > n:
             prefill_attention(

@@ -20,6 +20,7 @@ from headrace.engine.plan import Ints, SamplingRows, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.prompt_reading import Read, pack_logprobs, read_prompts
 from headrace.engine.staging import Staging
+from headrace.kernels.decode_attention import split_keys
 from headrace.kernels.logprobs import logprobs
 from headrace.kernels.mask_logits import mask_logits
 from headrace.kernels.sample import sample
@@ -144,7 +145,16 @@ class ModelRunner:
             self.kv.block_size,
             self.token_pages,
         )
-        config = self.model.config
+        config, numerics = self.model.config, self.model.numerics
+        n = 0 if numerics.batch_invariant else shape.num_decodes  # decodes are prefills of one token then
+        splits = split_keys(
+            slots[:n],
+            context_lens[:n],
+            shape.max_context_len,
+            config.num_kv_heads,
+            self.kv.arena.itemsize,
+            shared,
+        )
         context = StepContext(
             kv=self.kv,
             slot_mapping=slot_mapping,
@@ -160,7 +170,8 @@ class ModelRunner:
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
             shared=shared,
-            numerics=self.model.numerics,
+            splits=splits,
+            numerics=numerics,
         )
         return self.model.forward(ids, positions, context)
 

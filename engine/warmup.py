@@ -11,7 +11,6 @@ from headrace.engine.models.decoder import Model
 from headrace.engine.plan import NO_READINGS, Ints, Readings, SamplingRows, StepPlan
 from headrace.engine.request import SamplingParams
 from headrace.engine.runner import ModelRunner
-from headrace.kernels.decode_attention import LEAST_KEYS_A_SPLIT, MOST_SPLITS
 from headrace.kernels.mask_logits import mask_logits
 
 
@@ -67,17 +66,7 @@ def _kinds(runner: ModelRunner) -> Iterator[StepPlan]:
         [min(2, room)], starts=max(min(2000, room - 2), 0)
     )  # long contexts have a kernel of their own
     block = runner.kv.block_size
-    for context in (
-        2 * block,
-        2 * block + 2 * LEAST_KEYS_A_SPLIT,
-    ):  # keys of the one are not split, of the other they are
-        yield _plan([1] * min(4, runner.max_slots), starts=min(context, room) - 1, shared=block)
-    splits = 2
-    while splits <= min(
-        MOST_SPLITS, room // LEAST_KEYS_A_SPLIT
-    ):  # what merges them is compiled for each number
-        yield _plan([1], starts=splits * LEAST_KEYS_A_SPLIT - 1)
-        splits *= 2
+    yield _plan([1] * min(4, runner.max_slots), starts=min(2 * block, room) - 1, shared=block)
     for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)):
         for options in (False, True):
             yield _plan([1], temperature=temperature, top_p=top_p, options=options)

@@ -6,8 +6,11 @@
 q: [R, Hq, D]; caches: [N, Hkv, B, D]; keys are found through block_tables[slots[r]]. A row without keys (padding) gets
 zeros.
 
-Where rows and key heads do not fill the chip, a row's keys are split among programs; each keeps its own softmax, and a
-second kernel merges them by their log-sum-exps:  out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max).
+Rows are of any length, one of them perhaps longer than all others together. So a step's keys are first cut into splits of
+about equal size (``split_keys``, once for all layers): short rows are one split each, long ones as many as it takes. A
+program works on one split; of those of a row the last to end merges them by their log-sum-exps:
+
+    out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max)
 """
 
 from typing import NamedTuple
@@ -24,27 +27,109 @@ from headrace.kernels.shared_prefix import PREFIX_SPLITS, SharedPrefixes, attend
 _LOG2_E = 1.4426950408889634
 
 
+class Splits(NamedTuple):
+    """A step's keys cut into C splits, on the device; made by ``split_keys``.
+
+    table: [6, C] int32; of each split its row (-1: none, the table has room left), the row's slot, its first key and the
+    key after its last, which of the row's splits it is, and how many the row has. A row's splits stand side by side.
+    arrived: [R, Hkv] int32, how many of a row's splits have ended; zeros before a launch and after it.
+    """
+
+    table: Tensor
+    arrived: Tensor
+
+
+@triton.jit
+def _splits_of(num_keys, least_keys, BLOCK_N: tl.constexpr):
+    """Into how many splits rows are cut, at least one each, and how many tiles of keys a split of them has."""
+    tiles = tl.cdiv(num_keys, BLOCK_N)
+    tiles_a_split = tl.cdiv(tiles, tl.maximum(num_keys // least_keys, 1))
+    return tl.cdiv(tiles, tl.maximum(tiles_a_split, 1)), tiles_a_split
+
+
 @triton.jit(
-    do_not_specialize=["num_splits"],
+    do_not_specialize=["num_rows", "capacity", "wanted", "least_keys", "kv_heads"],
     do_not_specialize_on_alignment=["slots_ptr", "context_lens_ptr", "prefix_lens_ptr"],
 )
+def _split_keys_kernel(
+    slots_ptr,  # [R] int32
+    context_lens_ptr,  # [R] int32
+    prefix_lens_ptr,  # [R] int32, read when SHARED
+    table_ptr,  # [6, C] int32
+    arrived_ptr,  # [R, Hkv] int32
+    num_rows,
+    capacity,  # C
+    wanted,  # splits beyond one a row
+    least_keys,  # of a split, where a row has several
+    kv_heads,
+    SHARED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program cuts one row, and adds up the other rows' keys and splits for itself."""
+    row = tl.program_id(0)
+    all_keys = tl.zeros([BLOCK], tl.int64)
+    for first in range(0, num_rows, BLOCK):
+        rows = first + tl.arange(0, BLOCK)
+        all_keys += tl.load(context_lens_ptr + rows, mask=rows < num_rows, other=0)
+        if SHARED:
+            all_keys -= tl.load(prefix_lens_ptr + rows, mask=rows < num_rows, other=0)
+    # Splits of so many keys: no more of them than rows and wanted ones together.
+    least_keys = tl.maximum(tl.cdiv(tl.sum(all_keys), wanted), least_keys).to(tl.int32)
+
+    before = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, row, BLOCK):
+        rows = first + tl.arange(0, BLOCK)
+        num_keys = tl.load(context_lens_ptr + rows, mask=rows < row, other=0)
+        if SHARED:
+            num_keys -= tl.load(prefix_lens_ptr + rows, mask=rows < row, other=0)
+        splits, _ = _splits_of(num_keys, least_keys, BLOCK_N)
+        before += tl.where(rows < row, tl.maximum(splits, 1), 0)
+    first_split = tl.sum(before)
+
+    slot, context, prefix = tl.load(slots_ptr + row), tl.load(context_lens_ptr + row), 0
+    if SHARED:
+        prefix = tl.load(prefix_lens_ptr + row)
+    splits, tiles = _splits_of(context - prefix, least_keys, BLOCK_N)
+    num_splits = tl.maximum(splits, 1)
+    for first in range(0, num_splits, BLOCK):
+        split = first + tl.arange(0, BLOCK)
+        key_start = prefix + split * tiles * BLOCK_N
+        key_end = tl.minimum(key_start + tiles * BLOCK_N, context)
+        at, mask = table_ptr + first_split + split, split < num_splits
+        tl.store(at, row, mask=mask)
+        tl.store(at + capacity, slot, mask=mask)
+        tl.store(at + 2 * capacity, key_start, mask=mask)
+        tl.store(at + 3 * capacity, key_end, mask=mask)
+        tl.store(at + 4 * capacity, split, mask=mask)
+        tl.store(at + 5 * capacity, num_splits, mask=mask)
+    if row == num_rows - 1:
+        for first in range(first_split + num_splits, capacity, BLOCK):
+            unused = first + tl.arange(0, BLOCK)
+            tl.store(table_ptr + unused, -1, mask=unused < capacity)
+    for first in range(0, kv_heads, BLOCK):
+        kv_head = first + tl.arange(0, BLOCK)
+        tl.store(arrived_ptr + row * kv_heads + kv_head, 0, mask=kv_head < kv_heads)
+
+
+@triton.jit(do_not_specialize=["capacity"])
 def _decode_attention_kernel(
     q_ptr,  # [R, Hq, D], rows q_stride apart
     k_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
     v_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
     block_tables_ptr,  # [S, M] int32, rows table_stride apart
-    slots_ptr,  # [R] int32
-    context_lens_ptr,  # [R] int32
-    out_ptr,  # [R, Hq, D], rows out_stride apart; [R, Hq, splits, D] fp32 when SPLIT
-    lse_ptr,  # [R, Hq, splits] fp32, in base 2; written when SPLIT
-    prefix_lens_ptr,  # [R] int32, read when SHARED
+    splits_ptr,  # [6, C] int32
+    arrived_ptr,  # [R, Hkv] int32
+    out_ptr,  # [R, Hq, D], rows out_stride apart
+    parts_ptr,  # [C, Hq, D] fp32, written by splits that are not their row's only one
+    lse_ptr,  # [C, Hq] fp32, in base 2, likewise
     prefix_parts_ptr,  # [R, Hq, PREFIX_SPLITS, D] fp32, read when SHARED
     prefix_lse_ptr,  # [R, Hq, PREFIX_SPLITS] fp32, read when SHARED
     q_stride,
     out_stride,
     block_stride,
     table_stride,
-    num_splits,
+    capacity,  # C
     scale_log2,  # scale * log2(e): the softmax is taken in base 2
     GROUP: tl.constexpr,  # query heads a key head
     HEAD_DIM: tl.constexpr,
@@ -52,23 +137,18 @@ def _decode_attention_kernel(
     BLOCK_D: tl.constexpr,  # D, rounded up to a power of two
     BLOCK_M: tl.constexpr,  # GROUP, rounded up to what a matrix product needs
     BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
     SHARED: tl.constexpr,  # whether rows may start from the part of a shared prefix
     PREFIX_SPLITS: tl.constexpr,
 ):
-    """One program covers the query heads of one key head of one row, and one split of the row's keys.
-
-    How many keys a split has follows from the row's own length, read on the device: short rows leave their last
-    splits empty.
-    """
-    kv_head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    context = tl.load(context_lens_ptr + row)
-    prefix = 0
-    if SHARED:
-        prefix = tl.load(prefix_lens_ptr + row)
-    tiles = tl.cdiv(tl.cdiv(context - prefix, BLOCK_N), num_splits)
-    key_start = prefix + split * tiles * BLOCK_N
-    key_end = tl.minimum(key_start + tiles * BLOCK_N, context)
+    """One program covers the query heads of one key head of one row, and one split of the row's keys."""
+    kv_head, entry = tl.program_id(0), splits_ptr + tl.program_id(1)
+    row = tl.load(entry).to(tl.int64)
+    if row < 0:
+        return
+    slot = tl.load(entry + capacity).to(tl.int64)
+    key_start, key_end = tl.load(entry + 2 * capacity), tl.load(entry + 3 * capacity)
+    split, num_splits = tl.load(entry + 4 * capacity), tl.load(entry + 5 * capacity)
+    num_heads = tl.num_programs(0) * GROUP
 
     group = tl.arange(0, BLOCK_M)
     heads = kv_head * GROUP + group
@@ -81,22 +161,16 @@ def _decode_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if SHARED:  # noqa: SIM102 (the condition below is a value of the device)
-        if (prefix > 0) & (split == 0):
+        if (key_start > 0) & (split == 0):
             # The running softmax carries on from where the shared prefix left it.
-            first_part = (row * tl.num_programs(0) * GROUP + heads) * PREFIX_SPLITS
+            first_part = (row * num_heads + heads) * PREFIX_SPLITS
             for part in range(PREFIX_SPLITS):
                 lse = tl.load(prefix_lse_ptr + first_part + part, mask=group < GROUP, other=float("-inf"))
                 there = mask & (lse > float("-inf"))[:, None]
                 part_row = prefix_parts_ptr + (first_part + part)[:, None] * HEAD_DIM + columns[None, :]
-                new_highest = tl.maximum(highest, lse)
-                safe = tl.where(new_highest > float("-inf"), new_highest, 0.0)
-                weight, shrink = tl.exp2(lse - safe), tl.exp2(highest - safe)
-                total = total * shrink + weight
                 values = tl.load(part_row, mask=there, other=0.0)
-                accumulated = accumulated * shrink[:, None] + values * weight[:, None]
-                highest = new_highest
+                accumulated, total, highest = _merge(accumulated, total, highest, values, lse)
     if key_start < key_end:
-        slot = tl.load(slots_ptr + row).to(tl.int64)
         table_ptr = block_tables_ptr + slot * table_stride
         k_head_ptr = k_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
         v_head_ptr = v_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
@@ -125,40 +199,45 @@ def _decode_attention_kernel(
             highest = new_highest
 
     out = accumulated / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLIT:
-        part = (row * tl.num_programs(0) * GROUP + heads) * num_splits + split
-        tl.store(out_ptr + part[:, None] * HEAD_DIM + columns[None, :], out, mask=mask)
-        lse = tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-        tl.store(lse_ptr + part, lse, mask=group < GROUP)
-    else:
-        out_row = out_ptr + row * out_stride + heads[:, None] * HEAD_DIM + columns[None, :]
+    out_row = out_ptr + row * out_stride + heads[:, None] * HEAD_DIM + columns[None, :]
+    if num_splits == 1:
         tl.store(out_row, out.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        # A split of several has keys, so that its total is above 0.
+        first_part = (tl.program_id(1) - split).to(tl.int64) * num_heads + heads
+        part = first_part + split * num_heads
+        tl.store(parts_ptr + part[:, None] * HEAD_DIM + columns[None, :], out, mask=mask)
+        tl.store(lse_ptr + part, highest + tl.log2(total), mask=group < GROUP)
+        tl.debug_barrier()  # the other threads' stores come before this one's count
+        arrived = arrived_ptr + row * tl.num_programs(0) + kv_head
+        if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
+            tl.store(arrived, 0)
+            accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            for first in range(0, num_splits, 4):
+                for i in tl.static_range(4):  # so that several are on their way from the memory
+                    other = first + i + tl.zeros_like(group)
+                    there = (group < GROUP) & (other < num_splits)
+                    part = first_part + other * num_heads
+                    part_row = parts_ptr + part[:, None] * HEAD_DIM + columns[None, :]
+                    # Past the first cache, which knows nothing of other processors' stores.
+                    lse = tl.load(lse_ptr + part, mask=there, other=float("-inf"), cache_modifier=".cg")
+                    values = tl.load(
+                        part_row, mask=there[:, None] & column_mask, other=0.0, cache_modifier=".cg"
+                    )
+                    accumulated, total, highest = _merge(accumulated, total, highest, values, lse)
+            out = accumulated / tl.where(total > 0, total, 1.0)[:, None]
+            tl.store(out_row, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _merge_splits_kernel(
-    parts_ptr,  # [R, Hq, splits, D] fp32
-    lse_ptr,  # [R, Hq, splits] fp32, in base 2
-    out_ptr,  # [R, Hq, D], rows out_stride apart
-    out_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,  # a power of two
-):
-    """One program merges the splits of one head of one row. A row without keys becomes zeros."""
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    first = (row * tl.num_programs(0) + head) * SPLITS
-    splits = tl.arange(0, SPLITS)
-    columns = tl.arange(0, BLOCK_D)
-    lse = tl.load(lse_ptr + first + splits)
-    highest = tl.max(lse, axis=0)
-    weights = tl.where(lse > float("-inf"), tl.exp2(lse - highest), 0.0)
-    used = (weights > 0)[:, None] & (columns < HEAD_DIM)[None, :]
-    parts = tl.load(parts_ptr + (first + splits)[:, None] * HEAD_DIM + columns[None, :], mask=used, other=0.0)
-    total = tl.sum(weights, axis=0)
-    merged = tl.sum(parts * weights[:, None], axis=0) / tl.where(total > 0, total, 1.0)
-    out_row = out_ptr + row * out_stride + head * HEAD_DIM + columns
-    tl.store(out_row, merged.to(out_ptr.dtype.element_ty), mask=columns < HEAD_DIM)
+def _merge(accumulated, total, highest, values, lse):
+    """A running softmax goes on over the keys of a part. values: [M, D] fp32. lse: [M], in base 2; -inf for no keys."""
+    new_highest = tl.maximum(highest, lse)
+    safe = tl.where(new_highest > float("-inf"), new_highest, 0.0)
+    weight, shrink = tl.exp2(lse - safe), tl.exp2(highest - safe)
+    return accumulated * shrink[:, None] + values * weight[:, None], total * shrink + weight, new_highest
 
 
 class _Tile(NamedTuple):
@@ -175,15 +254,38 @@ def _tile(itemsize: int) -> _Tile:
 
 
 _PROGRAMS_AN_SM = 12  # enough waves that the last, partial one costs little
-LEAST_KEYS_A_SPLIT = 256
-MOST_SPLITS = 64
+# Of a split, where a row has several. A split costs what some 200 keys do; while processors are idle it may.
+_LEAST_KEYS, _LEAST_KEYS_OF_FEW = 512, 256
 
 
-def _num_splits(rows: int, kv_heads: int, max_context_len: int, device: torch.device) -> int:
-    """Into how many parts each row's keys are split: a power of two, from what the host knows without a sync."""
-    wanted = multiprocessors(device) * _PROGRAMS_AN_SM // (rows * kv_heads)
-    most = min(max(max_context_len // LEAST_KEYS_A_SPLIT, 1), MOST_SPLITS)
-    return 1 << (max(min(wanted, most), 1).bit_length() - 1)
+def split_keys(
+    slots: Tensor,
+    context_lens: Tensor,
+    max_context_len: int,
+    kv_heads: int,
+    itemsize: int,
+    shared: SharedPrefixes | None = None,
+) -> Splits | None:
+    """Cut the keys of a step's rows into splits that fill the device. None where no kernel would read them.
+
+    slots, context_lens: [R] int32. max_context_len bounds context_lens. itemsize: of a value of q, in bytes. The keys of
+    a shared prefix belong to no split.
+    """
+    rows, device = len(context_lens), context_lens.device
+    if not use_triton(context_lens) or not rows:
+        return None
+    processors = multiprocessors(device)
+    wanted = triton.cdiv(processors * _PROGRAMS_AN_SM, kv_heads)
+    least_keys = _LEAST_KEYS if rows * kv_heads >= processors else _LEAST_KEYS_OF_FEW
+    capacity = rows + min(wanted, rows * max(max_context_len // least_keys - 1, 0))
+    table = torch.empty((6, capacity), dtype=torch.int32, device=device)
+    arrived = torch.empty((rows, kv_heads), dtype=torch.int32, device=device)
+    _split_keys_kernel[(rows,)](
+        slots, context_lens, shared.prefix_lens if shared is not None else None, table, arrived,
+        rows, capacity, wanted, least_keys, kv_heads, SHARED=shared is not None, BLOCK_N=_tile(itemsize).keys,
+        BLOCK=1024, num_warps=4, **LAUNCH_OPTIONS,
+    )  # fmt: skip
+    return Splits(table, arrived)
 
 
 def decode_attention(
@@ -197,11 +299,13 @@ def decode_attention(
     scale: float,
     out: Tensor | None = None,
     shared: SharedPrefixes | None = None,
+    splits: Splits | None = None,
 ) -> Tensor:
     """Attend from each row's one query to all of its keys. Shapes as in the module's docstring.
 
     block_tables: [S, M] int32. slots, context_lens: [R] int32. max_context_len bounds context_lens. shared says which
-    rows begin with the same blocks; it changes the work, not the result. Returns out [R, Hq, D], made if not given.
+    rows begin with the same blocks; it changes the work, not the result. splits: of these rows by split_keys, which is
+    called for them if they are not given. Returns out [R, Hq, D], made if not given.
     """
     check(
         q.dim() == 3 and q.shape[1] % k_cache.shape[1] == 0, "q must be [R, Hq, D] with Hq a multiple of Hkv"
@@ -221,35 +325,20 @@ def decode_attention(
         prefix_parts, prefix_lse = attend_to_shared_prefixes(
             q, k_cache, v_cache, block_tables, slots, shared, scale
         )
-    splits = _num_splits(rows, kv_heads, max_context_len, q.device)
-    if splits == 1:
-        parts, lse = out, None
-    else:
-        parts = torch.empty((rows, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
-        lse = torch.empty((rows, num_heads, splits), dtype=torch.float32, device=q.device)
+    splits = splits or split_keys(slots, context_lens, max_context_len, kv_heads, q.itemsize, shared)
+    assert splits is not None
+    capacity = splits.table.shape[1]
+    parts = torch.empty((capacity, num_heads, head_dim), dtype=torch.float32, device=q.device)
+    lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=q.device)
     tile = _tile(q.itemsize)
     group = num_heads // kv_heads
-    block_d = triton.next_power_of_2(head_dim)
-    _decode_attention_kernel[(kv_heads, rows, splits)](
-        q, k_cache, v_cache, block_tables, slots, context_lens, parts, lse,
-        shared.prefix_lens if shared is not None else None, prefix_parts, prefix_lse,
-        q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), splits, scale * _LOG2_E,
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=block_d,
-        BLOCK_M=max(triton.next_power_of_2(group), 16), BLOCK_N=tile.keys, SPLIT=splits > 1,
-        SHARED=shared is not None, PREFIX_SPLITS=PREFIX_SPLITS, num_warps=tile.warps, num_stages=tile.stages, **LAUNCH_OPTIONS,
+    _decode_attention_kernel[(kv_heads, capacity)](
+        q, k_cache, v_cache, block_tables, splits.table, splits.arrived, out, parts, lse, prefix_parts, prefix_lse,
+        q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), capacity, scale * _LOG2_E,
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=max(triton.next_power_of_2(group), 16), BLOCK_N=tile.keys, SHARED=shared is not None,
+        PREFIX_SPLITS=PREFIX_SPLITS, num_warps=tile.warps, num_stages=tile.stages, **LAUNCH_OPTIONS,
     )  # fmt: skip
-    if splits > 1:
-        _merge_splits_kernel[(num_heads, rows)](
-            parts,
-            lse,
-            out,
-            out.stride(0),
-            HEAD_DIM=head_dim,
-            BLOCK_D=block_d,
-            SPLITS=splits,
-            num_warps=4,
-            **LAUNCH_OPTIONS,
-        )
     return out
 
 

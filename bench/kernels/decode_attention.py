@@ -10,7 +10,7 @@ from headrace.kernels import decode_attention as module
 
 BLOCK_SIZE = 32
 
-# rows, keys a row (a pair: spread evenly between the two), query heads, key heads, head size
+# rows, keys a row (a pair: spread evenly between the two; a third: of one row more), query heads, key heads, head size
 CASES = [
     (256, 1024, 32, 8, 128),
     (8, 32768, 32, 8, 128),
@@ -22,6 +22,8 @@ CASES = [
     (256, 1024, 28, 4, 128),
     (512, 1024, 9, 3, 64),
     (256, 1024, 32, 32, 96),
+    (100, (512, 512, 32768), 32, 8, 128),
+    (2000, (256, 1024, 16384), 16, 8, 128),
 ]
 TINY = (2, (10, 70), 4, 2, 64)
 SWEPT = [
@@ -34,8 +36,10 @@ SWEPT = [
 def measure(case: tuple) -> tuple[float, int]:
     """Seconds a call and bytes of K and V that a call must read."""
     rows, keys, num_heads, kv_heads, head_dim = case
-    least, most = keys if isinstance(keys, tuple) else (keys, keys)
-    lens = torch.linspace(least, most, rows).int()[torch.randperm(rows)]
+    least, most, *longer = keys if isinstance(keys, tuple) else (keys, keys)
+    lens = torch.cat((torch.linspace(least, most, rows).int(), torch.tensor(longer, dtype=torch.int32)))
+    rows += len(longer)
+    lens = lens[torch.randperm(rows)]
     pages = (lens + BLOCK_SIZE - 1) // BLOCK_SIZE
     num_blocks = int(pages.sum())
     num_bytes = int(lens.sum()) * kv_heads * head_dim * 4
@@ -49,12 +53,14 @@ def measure(case: tuple) -> tuple[float, int]:
         lens.to(DEVICE),
         torch.arange(rows, dtype=torch.int32, device=DEVICE),
     )
+    most = max(most, *longer, 1)
+    splits = module.split_keys(slots, lens, most, kv_heads, 2)
     calls = []
     for _ in range(copies_for(num_bytes)):
         k, v = torch.randn(2, num_blocks, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device=DEVICE)
         q = torch.randn(rows, num_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
         arguments = (q, k, v, tables, slots, lens, most, head_dim**-0.5, torch.empty_like(q))
-        calls.append(lambda arguments=arguments: module.decode_attention(*arguments))
+        calls.append(lambda arguments=arguments: module.decode_attention(*arguments, splits=splits))
     return seconds_per_call(calls), num_bytes
 
 

@@ -3,10 +3,12 @@
 Above 100% is what sharing saves.  python bench/kernels/shared_prefix.py
 """
 
+from functools import partial
+
 import torch
 from timing import DEVICE, cases_for, report_bandwidth, seconds_per_call
 
-from headrace.kernels.decode_attention import decode_attention
+from headrace.kernels.decode_attention import decode_attention, split_keys
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 
 BLOCK_SIZE = 32
@@ -29,9 +31,9 @@ def main() -> None:
         shared_pages, own_pages = shared_keys // BLOCK_SIZE, own_keys // BLOCK_SIZE
         num_blocks = groups * shared_pages + rows * own_pages
         order = torch.randperm(num_blocks).int()
-        prefixes = order[: groups * shared_pages].view(groups, 1, shared_pages).expand(-1, members, -1)
+        shared_blocks = order[: groups * shared_pages].view(groups, 1, shared_pages).expand(-1, members, -1)
         own = order[groups * shared_pages :].view(rows, own_pages)
-        tables = torch.cat((prefixes.reshape(rows, -1), own), dim=1).to(DEVICE)
+        tables = torch.cat((shared_blocks.reshape(rows, -1), own), dim=1).to(DEVICE)
         tiles = [
             (group * members + at, min(most, members - at), shared_keys)
             for group in range(groups)
@@ -49,8 +51,9 @@ def main() -> None:
             slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
             context = shared_keys + own_keys
             arguments = (q, k, v, tables, slots, ints + context, context, head_dim**-0.5, torch.empty_like(q))
-            calls["apart"].append(lambda a=arguments: decode_attention(*a))
-            calls["shared"].append(lambda a=arguments, s=shared: decode_attention(*a, shared=s))
+            for kind, prefixes in (("apart", None), ("shared", shared)):
+                splits = split_keys(slots, ints + context, context, kv_heads, 2, prefixes)
+                calls[kind].append(partial(decode_attention, *arguments, shared=prefixes, splits=splits))
         num_bytes = rows * (shared_keys + own_keys) * kv_heads * head_dim * 4
         for kind in calls:
             shape = f"{groups} x {members} rows {shared_keys} + {own_keys} keys {num_heads}/{kv_heads}/{head_dim} {kind}"

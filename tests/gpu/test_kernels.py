@@ -8,8 +8,8 @@ import torch
 from kernel_cases import assert_near, edit_table, paged_rows, strided_rows
 from torch import Tensor
 
-from headrace.kernels.decode_attention import decode_attention, decode_attention_reference
-from headrace.kernels.dispatch import INTERPRETED
+from headrace.kernels.decode_attention import decode_attention, decode_attention_reference, split_keys
+from headrace.kernels.dispatch import INTERPRETED, multiprocessors
 from headrace.kernels.edit_logits import edit_logits, edit_logits_reference
 from headrace.kernels.logprobs import logprobs, logprobs_reference
 from headrace.kernels.mask_logits import mask_logits, mask_logits_reference
@@ -238,12 +238,12 @@ def test_attention_reads_blocks_of_any_size(block_size: int, dtype: torch.dtype)
 DECODES = [0, 1, 31, 32, 33, 64, 65, 255, 256, 257, 400, 0]
 
 
-# A bound far above the lengths makes splits that stay empty, as a captured graph does.
+# A bound far above the lengths makes room for splits that nobody needs, as a captured graph does.
 @each_dtype
 @pytest.mark.parametrize(
     ("lengths", "max_context_len"),
-    [([1], 1), ([0, 400], 20_000), (DECODES, 400), (DECODES, 20_000)],
-    ids=["one key", "split", "whole", "split a little"],
+    [([1], 1), ([0, 400], 20_000), ([30, 2600, 0, 257], 2600), (DECODES, 400), (DECODES, 20_000)],
+    ids=["one key", "split", "a long one", "whole", "split a little"],
 )
 @pytest.mark.parametrize("heads", GROUPED_HEADS, ids=str)
 def test_decode_attention_agrees_with_its_reference(
@@ -253,6 +253,43 @@ def test_decode_attention_agrees_with_its_reference(
     out = torch.full_like(rows.q, float("nan"))
     decode_attention(*rows.decode_arguments()[:-1], max_context_len, rows.scale, out=out)
     assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kv_heads"),
+    [
+        ([0], 8), ([1], 1), ([511, 512, 513], 1), ([0, 0, 5000, 3, 0], 2), ([50_000] + [100] * 40, 8),
+        ([700] * 1100, 3), (list(range(0, 4000, 70)), 8), ([9000] * 3, 3000),
+    ],
+    ids=lambda case: f"{len(case)} rows of {max(case)}" if isinstance(case, list) else f"{case} heads",
+)  # fmt: skip
+def test_splits_have_every_key_once_and_are_about_equal(lengths: list[int], kv_heads: int) -> None:
+    contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    slots = torch.randperm(len(lengths)).int().to(DEVICE)
+    splits = split_keys(slots, contexts, max(max(lengths), 1), kv_heads, itemsize=2)
+    assert splits is not None
+    assert not splits.arrived.any()
+    row, slot, start, end, split, count = splits.table[:, splits.table[0] >= 0].tolist()
+    assert sorted(set(row)) == list(range(len(lengths)))
+    for i, (length, own_slot) in enumerate(zip(lengths, slots.tolist(), strict=True)):
+        own = range(row.index(i), row.index(i) + row.count(i))  # side by side
+        assert [(row[j], slot[j], split[j], count[j]) for j in own] == [
+            (i, own_slot, number, len(own)) for number in range(len(own))
+        ]
+        assert [start[j] for j in own] == [0, *(end[j] for j in own[:-1])]
+        assert end[own[-1]] == length
+    a_program = sum(lengths) * kv_heads / (12 * multiprocessors(contexts.device))
+    assert max(a - b for a, b in zip(end, start, strict=True)) < 2 * max(512, a_program) + 64
+
+
+@each_dtype
+def test_a_step_s_splits_serve_one_layer_after_another(dtype: torch.dtype) -> None:
+    rows = paged_rows([(1, 900), (1, 40), (1, 2000)], (8, 2, 64), dtype=dtype, device=DEVICE)
+    splits = split_keys(rows.slots, rows.context_lens, 2000, 2, rows.q.itemsize)
+    expected = decode_attention_reference(*rows.in_fp32().decode_arguments())
+    for _ in range(3):
+        out = decode_attention(*rows.decode_arguments()[:-1], 2000, rows.scale, splits=splits)
+        assert_near(out, expected)
 
 
 @each_dtype

@@ -96,17 +96,16 @@ def test_prefill_attention_of_long_contexts_compiles_with_its_products_in_flight
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
-@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("prefixed", [False, True])
 def test_decode_attention_compiles(
-    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int], split: bool, prefixed: bool
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int], prefixed: bool
 ) -> None:
     rows = paged_rows([(1, 40), (1, 40)], heads, dtype=BF16)
     none = torch.zeros(8, dtype=torch.int32)
     shared = SharedPrefixes(none[:2], none, none, none) if prefixed else None
     with compiled_not_run(monkeypatch) as compiled:
-        decode_attention(*rows.decode_arguments()[:-1], 8192 if split else 64, rows.scale, shared=shared)
-    assert len(compiled) == 1 + split + prefixed
+        decode_attention(*rows.decode_arguments()[:-1], 8192, rows.scale, shared=shared)
+    assert len(compiled) == 2 + prefixed
 
 
 # Batch-invariant steps have one kernel for rows with and without filters: also where all are greedy.
