@@ -100,6 +100,7 @@ class Recorder:
             "enable.auto.commit": False,
             "on_commit": _on_commit,
         }
+        self._pools_and_tiers: dict[str, tuple[str, str]] = {}
         self._held: list[Message] = []
         self._waiting = 0  # records that Postgres does not take for now
         self._writing: tuple[Bulk, Future[bool]] | None = None
@@ -203,9 +204,15 @@ class Recorder:
                 bulk.rejections.append(_rejection(unread, source, submission_of(headers)))
         return bulk
 
+    def _pool_and_tier(self, topic: str) -> tuple[str, str]:
+        if topic not in self._pools_and_tiers:
+            *pool, tier = topic.removeprefix(self._jobs_prefix).split(".")
+            self._pools_and_tiers[topic] = pool[0] if pool else "default", tier
+        return self._pools_and_tiers[topic]
+
     def _job(self, envelope: Envelope, source: Source, submission: str | None) -> JobRow:
-        *pool, tier = source.topic.removeprefix(self._jobs_prefix).split(".")
-        return JobRow.of(envelope, source, tier, pool[0] if pool else "default", submission)
+        pool, tier = self._pool_and_tier(source.topic)
+        return JobRow.of(envelope, source, tier, pool, submission)
 
     def _take_status(self, consumer: Consumer) -> None:
         now = time.monotonic()

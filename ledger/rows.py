@@ -45,24 +45,12 @@ class JobRow:
         cls, envelope: Envelope, source: Source, tier: str, pool: str, submission: str | None = None
     ) -> JobRow:
         """The row of a record that was read in full or only as an envelope."""
+        id, tenant, job_id, batch_id, custom_id, model, deadline, content_sha, submitted_at = envelope
+        topic, partition, offset, _, _, run = source
         return cls(
-            id=envelope.id,
-            tenant=envelope.tenant,
-            tier=tier,
-            content_sha=envelope.content_sha,
-            src_topic=source.topic,
-            src_partition=source.partition,
-            src_offset=source.offset,
-            submitted_at=envelope.submitted_at,
-            pool=pool,
-            job_id=envelope.job_id,
-            batch_id=envelope.batch_id,
-            custom_id=envelope.custom_id,
-            model=envelope.model,
-            deadline=envelope.deadline,
-            run=source.run,
-            submission=submission,
-        )
+            id, tenant, tier, content_sha, topic, partition, offset, submitted_at, pool, job_id, batch_id, custom_id, model,
+            deadline, run, submission,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """What everybody but the engine needs of a job: who it is, whose it is, which batch it counts for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -28,8 +27,7 @@ _EARLIEST_DEADLINE = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A job as the job table first sees it.
 
     job_id: as the producer wrote it, None where it named none. content_sha: SHA-256 over tenant, batch id, custom id
@@ -48,8 +46,7 @@ class Envelope:
     submitted_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A record that is a JSON object: its body, with what only the headers said filled in, and its envelope."""
 
     body: dict[str, Any]

@@ -9,8 +9,8 @@ by time, which is what the job table's day partitions need; ``ff`` ids, of versi
 import os
 import re
 import time
-from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 from uuid import UUID
 
 DAY_MS = 86_400_000
@@ -29,8 +29,7 @@ _MAX_UUID7_MS = (1 << 48) - 1
 _VERSION_AND_VARIANT = 0xF << 76 | 0x3 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where a record lies in Kafka.
 
     timestamp_ms: the record's timestamp, milliseconds since the epoch (-1: none). topic_id: the topic's own UUID, where

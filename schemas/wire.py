@@ -72,8 +72,9 @@ def dump(value: Any) -> bytes:
 
 def clean_text(text: str) -> str:
     """``text`` as Postgres takes it: U+FFFD for each NUL and each lone surrogate."""
-    if "\0" in text:
-        text = text.replace("\0", _REPLACEMENT)
+    if text.isascii() and "\0" not in text:
+        return text
+    text = text.replace("\0", _REPLACEMENT)
     if is_unicode(text):
         return text
     # A pair that arrived as two escapes is one character; what is left alone after that is none.

@@ -1,7 +1,7 @@
 """`headrace dlq`: dead letters, looked at, sent back or put away."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -210,7 +210,7 @@ def _send_chunk_back(settings: "Settings", ledger: "Ledger", repeater: "Repeater
     for message in _read(settings, letters):
         letter = letters[place_of(message)]
         assert letter.source is not None
-        source = replace(letter.source, run=letter.source.run + 1)
+        source = letter.source._replace(run=letter.source.run + 1)
         row = _row(message, source)
         if not _has_run_again(ledger, row, letter):
             repeater.send(message, source)
