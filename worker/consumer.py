@@ -289,7 +289,12 @@ class TierConsumer:
 
 def _with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) -> dict[str, Any]:
     """Ours below the user's; what correctness rests on above both. KIP-848 has its timeouts on the broker."""
-    classic = {"partition.assignment.strategy": "cooperative-sticky"}
+    classic = {
+        "partition.assignment.strategy": "cooperative-sticky",
+        # That others join or leave is heard in the answer to a heartbeat, twice before partitions change hands. Its default
+        # of three seconds is six without commits.
+        "heartbeat.interval.ms": 1000,
+    }
     ours = {} if settings.get("group.protocol") == "consumer" else classic
     return {
         **ours,
