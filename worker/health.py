@@ -43,8 +43,9 @@ class Status:
 
 
 def loading(worker: str, model: str) -> Status:
-    """Of a worker that has no engine yet: it lives, however long that takes, and is not ready."""
-    return Status(worker, model, False, False, {}, {}, 0, 0, 0, 0, paused="the model is not loaded yet")
+    """Of a worker that has not begun: it lives, however long that takes, and is not ready."""
+    why = "the model is not loaded yet, or Postgres is away"
+    return Status(worker, model, False, False, {}, {}, 0, 0, 0, 0, paused=why)
 
 
 class Health(Protocol):

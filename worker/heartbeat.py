@@ -3,11 +3,12 @@
 import logging
 import threading
 
-from headrace.ledger import Ledger, LedgerError
+from headrace.ledger import Ledger, LedgerError, LedgerUnavailable
 
 log = logging.getLogger(__name__)
 
 BEATS_PER_LIFE = 3
+AGAIN_AFTER_S = 1.0
 
 
 class Heartbeat:
@@ -19,16 +20,28 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def start(self) -> None:
-        """Beat once, then go on in the background: no attempt may be written by a worker that nobody knows."""
-        self._beat()
-        self._thread.start()
+    def start(self, stop: threading.Event) -> bool:
+        """Beat once, then go on in the background: no attempt may be written by a worker that nobody knows.
+
+        Waits for Postgres, however long: it may have gone while the model was loaded. False if told to stop before that.
+        """
+        while not stop.is_set():
+            try:
+                self._beat()
+            except LedgerUnavailable as error:
+                log.warning("waiting for Postgres: %s", error)
+                stop.wait(AGAIN_AFTER_S)
+            else:
+                self._thread.start()
+                return True
+        return False
 
     def close(self) -> None:
-        """Say that this worker has left."""
+        """Say that this worker has left, where anybody knows it."""
+        if self._thread.ident is None:
+            return
         self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=5)
+        self._thread.join(timeout=5)
         try:
             self._ledger.leave(self._worker)
         except LedgerError as error:

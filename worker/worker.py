@@ -134,10 +134,11 @@ class Worker:
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop`` is set, then stop cleanly. Raises what no retry mends."""
         try:
-            self._start()
-            while not stop.is_set():
-                self._turn()
-            self._stop_cleanly()
+            if self._heartbeat.start(stop):
+                self._start()
+                while not stop.is_set():
+                    self._turn()
+                self._stop_cleanly()
         finally:
             self._close()
 
@@ -367,7 +368,6 @@ class Worker:
     # --- starting and stopping --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._heartbeat.start()
         if self._health is not None:
             self._health.tell(self.status, self._metrics.registry)
         self._control.start()

@@ -31,7 +31,7 @@ def test_a_worker_whose_other_calls_have_every_connection_still_says_that_it_liv
         assert held.acquire(timeout=120)
         try:
             heartbeat = Heartbeat(ledger, "w", "default", "model", alive_s=600.0)
-            heartbeat.start()
+            assert heartbeat.start(threading.Event())
             assert alive() == 1
             heartbeat.close()
             assert alive() == 0

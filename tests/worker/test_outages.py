@@ -1,6 +1,7 @@
 """Postgres or Kafka goes away for a while: what is finished waits, intake pauses, and nothing is lost."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,47 @@ def test_what_a_worker_cannot_write_before_it_stops_is_done_by_the_next_one(
     assert_each_once(line, finished | running)
     # An end that nobody could write down looks like a death: suspected once, each runs as usual.
     assert line.query("SELECT max(attempt), max(group_size) FROM attempts") == [(2, 0)]
+
+
+def test_a_worker_whose_postgres_goes_away_while_the_model_is_loaded_waits_for_it(
+    line: Pipeline,
+    postgres_server: postgres.Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if postgres_server.process is None:
+        pytest.skip("the server is not ours to stop")
+    caplog.set_level("INFO")
+    monkeypatch.setattr(pipeline_module, "Ledger", partial(Ledger, retry_for=0.5))
+    id = line.submit()
+    line.flush()
+    with ExitStack() as outage:
+        worker = line.start_worker(lambda: outage.enter_context(postgres_server.away()) or StandInEngine())
+        line.wait_for(lambda: "waiting for Postgres: connection" in caplog.text)
+        assert "takes jobs" not in caplog.text
+    line.wait_terminal(1)
+    assert "takes jobs" in caplog.text
+    worker.close()
+    assert_each_once(line, {id})
+
+
+def test_a_worker_that_is_stopped_while_it_waits_for_postgres_with_its_model_loaded_takes_nothing(
+    line: Pipeline,
+    postgres_server: postgres.Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if postgres_server.process is None:
+        pytest.skip("the server is not ours to stop")
+    caplog.set_level("INFO")
+    monkeypatch.setattr(pipeline_module, "Ledger", partial(Ledger, retry_for=0.5))
+    with postgres_server.away():
+        worker = line.start_worker()
+        line.wait_for(lambda: "waiting for Postgres: connection" in caplog.text)
+        worker.close()
+    assert worker.engine.closed
+    assert "takes jobs" not in caplog.text
+    assert "could not sign off" not in caplog.text
 
 
 def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
