@@ -11,7 +11,7 @@ from headrace.cli.engine import OnDemand, engine_config, open_engine, served_nam
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import duration
-from headrace.cli.input import read_ahead
+from headrace.cli.input import check_input
 from headrace.cli.output import Json, emit, must_have_directory, note
 from headrace.cli.serve import Device, Model
 from headrace.cli.stopping import stop_on_signals
@@ -44,12 +44,10 @@ def generate(
     """Run a file of prompts through the engine alone, in bounded memory.
 
     Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line, and
-    the model that answered, whichever one the line asked for.
+    the model that answered, whichever one the line asked for. --resume reads IN.jsonl again, so it is a file, not stdin;
+    one that is compressed, UTF-16, a JSON array or JSON over several lines is refused, with a command that makes lines of it.
     """
-    if not source.is_file():
-        raise Failure(Exit.NOT_FOUND, f"There is no file {source}.")
-    with source.open("rb") as file:
-        read_ahead(file, str(source))
+    check_input(source)
     if not resume and target.exists() and target.stat().st_size:  # known before a model is loaded for nothing
         raise Failure(
             Exit.REFUSED, f"{target} is already there.", "Go on with it by --resume, or choose another."

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import IO
 
 from headrace.cli.errors import Failure
@@ -27,16 +28,57 @@ _CR_ALONE = ("of lines that end with CR alone, and must end with LF", "tr '\\r' 
 
 
 @contextmanager
-def open_input(path: str) -> Iterator[Iterable[bytes]]:
-    """The lines of ``path``, for "-" of stdin, which stays open. Raises Failure where they are plainly no JSON lines."""
+def open_input(path: str, command: str) -> Iterator[Iterable[bytes]]:
+    """The lines of ``path``, for "-" of stdin, which stays open; to be read twice where that can be (--strict does).
+
+    command: what takes lines on stdin, for the remedy. Raises OSError, and Failure where they are plainly no JSON lines.
+    """
     if path == "-":
-        yield _looked_at(sys.stdin.buffer, "stdin")
+        yield _looked_at(sys.stdin.buffer, "stdin", "FILE", f"| {command}")
     else:
         with open(path, "rb") as source:
-            yield _looked_at(source, path)
+            yield _looked_at(source, path, shlex.quote(path), f"| {command}")
 
 
-def read_ahead(source: IO[bytes], name: str) -> list[bytes]:
+def check_input(path: Path) -> None:
+    """The same look at a file that is then read by its name, before a stack or a model is started for nothing.
+
+    Raises OSError, and Failure also for what cannot be read again: stdin, or a pipe.
+    """
+    if str(path) == "-":
+        raise _not_again("stdin")
+    with path.open("rb") as source:
+        if not source.seekable():
+            raise _not_again(str(path))
+        made = shlex.quote(f"{path}.lines.jsonl")  # never the file itself, which the shell would empty
+        _looked_at(source, str(path), shlex.quote(str(path)), f"> {made}")
+
+
+def _not_again(name: str) -> Failure:
+    return Failure(
+        Exit.USAGE,
+        f"No job was read: {name} can be read once, and this command reads its file again.",
+        "Write the lines to a file, and name that.",
+    )
+
+
+def _looked_at(source: IO[bytes], name: str, file: str, sink: str) -> Iterable[bytes]:
+    """The lines of ``source``, from the first; the source itself where it can be read twice.
+
+    name, file: the source, for people and for a shell. sink: where a shell has to put lines that are made of it.
+    """
+    start = source.tell() if source.seekable() else None
+    ahead = _read_ahead(source, name)
+    if form := _other_form(ahead[-1].strip()):
+        what, command = form
+        raise Failure(Exit.USAGE, f"No job was read: {name} is {what}.", f"Try `{command} {file} {sink}`.")
+    if start is None:
+        return chain(ahead, source)
+    source.seek(start)
+    return source
+
+
+def _read_ahead(source: IO[bytes], name: str) -> list[bytes]:
     """The lines up to the first that is not blank. Raises Failure where all are."""
     ahead: list[bytes] = []
     for line in source:
@@ -44,23 +86,6 @@ def read_ahead(source: IO[bytes], name: str) -> list[bytes]:
         if line.strip():
             return ahead
     raise Failure(Exit.USAGE, f"There are no jobs in {name}: it is empty.")
-
-
-def _looked_at(source: IO[bytes], name: str) -> Iterable[bytes]:
-    """``source`` itself where it can be read twice, which --strict makes use of."""
-    start = source.tell() if source.seekable() else None
-    ahead = read_ahead(source, name)
-    if form := _other_form(ahead[-1].strip()):
-        file = "FILE" if name == "stdin" else shlex.quote(name)
-        raise Failure(
-            Exit.USAGE,
-            f"Nothing was sent: {name} is {form[0]}.",
-            f"Try `{form[1]} {file} | headrace submit -`.",
-        )
-    if start is None:
-        return chain(ahead, source)
-    source.seek(start)
-    return source
 
 
 def _other_form(first: bytes) -> tuple[str, str] | None:

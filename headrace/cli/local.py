@@ -13,7 +13,7 @@ from headrace.cli.engine import default_model
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
-from headrace.cli.input import open_input
+from headrace.cli.input import check_input
 from headrace.cli.jobs import show_batch
 from headrace.cli.output import Json, count, emit, fields, messages, note, open_output
 from headrace.cli.results import Format, Lines, Reader, write_results
@@ -112,7 +112,7 @@ def run(
 
     The latter is for this file alone: another one has to wait, or to have another HEADRACE_STATE_DIR.
     """
-    _must_hold_jobs(file)
+    check_input(file)
     settings = context.load_settings()
     with stop_on_signals() as stop, _running(settings, stop, quiet=json) as (settings, stack):
         submission = send(settings, str(file), tier)
@@ -147,7 +147,7 @@ def run(
 @group.command()
 def demo(file: File = EXAMPLE) -> None:
     """Start a stack, run example prompts, show answers and the job table, and stop everything."""
-    _must_hold_jobs(file)
+    check_input(file)
     settings = context.load_settings()
     embedded = not settings.kafka_bootstrap_servers and not settings.database_url
     with stop_on_signals() as stop, _stack(settings, stop, passing=True) as (stack, addresses):
@@ -212,14 +212,6 @@ def _at(settings: "Settings", addresses: "Addresses") -> "Settings":
             "database_url": addresses.database_url,
         }
     )
-
-
-def _must_hold_jobs(file: Path) -> None:
-    """Before a stack is started for nothing."""
-    if not file.is_file():
-        raise Failure(Exit.NOT_FOUND, f"There is no file {file}.")
-    with open_input(str(file)):
-        pass
 
 
 def _report(text: str) -> None:

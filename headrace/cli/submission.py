@@ -29,7 +29,7 @@ def send(
     """Submit ``file``, "-" for stdin. Raises Failure for a file or a tier that does not exist, and on Ctrl-C."""
     if tier not in settings.tiers:
         raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
-    with open_input(file) as lines, context.open_client(settings) as client:
+    with open_input(file, "headrace submit -") as lines, context.open_client(settings) as client:
         try:
             return client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
         except KeyboardInterrupt:

@@ -209,7 +209,7 @@ def broken_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return opened[0]
 
     @contextmanager
-    def lines(path: str) -> Iterator[Iterator[bytes]]:
+    def lines(path: str, command: str) -> Iterator[Iterator[bytes]]:
         def read() -> Iterator[bytes]:
             yield from [b'{"prompt": "a"}'] * 3
             opened[0]._outbox.flush()
