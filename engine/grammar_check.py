@@ -41,7 +41,10 @@ class GrammarChecker:
         self._child: subprocess.Popen[bytes] | None = None
 
     def check(self, grammar: Grammar) -> int:
-        """Characters that every answer has at least, as far as that is known. Raises BadGrammar and GrammarTooComplex."""
+        """Characters that every answer has at least, as far as that is known.
+
+        Raises BadGrammar and GrammarTooComplex; OSError where there is no child to ask, which says nothing of the grammar.
+        """
         from headrace.engine.guidance import BadGrammar
 
         child = self._running()
@@ -70,6 +73,8 @@ class GrammarChecker:
             self._child = None
 
     def _running(self) -> "subprocess.Popen[bytes]":
+        if self._child is not None and self._child.poll() is not None:
+            self.close()  # others ended it since the last grammar
         if self._child is None:
             command = [sys.executable, "-m", "headrace.engine.grammar_check", str(self._limit_s)]
             child = subprocess.Popen(
@@ -77,6 +82,9 @@ class GrammarChecker:
             )
             assert child.stdout
             self._child = child
+            if not child.stdout.readline():
+                self.close()
+                raise ChildProcessError("the process that checks grammars did not start")
         return self._child
 
 
@@ -113,7 +121,7 @@ def _least_chars(grammar: Grammar) -> int:
 def _serve(limit_s: float) -> None:
     """Grammars come in on stdin, a line each; what is wrong with each and how short its answers may be go out on stdout.
 
-    Ends with the parent. One that takes longer than ``limit_s`` ends this process: a timer needs no thread that could still run.
+    An empty line goes out first, once it is ready. Ends with the parent. One that takes longer than ``limit_s`` ends this process: a timer needs no thread that could still run.
     """
     import llguidance
 
@@ -121,6 +129,7 @@ def _serve(limit_s: float) -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
+    print(flush=True)
     for line in sys.stdin.buffer:
         fields = json.loads(line)
         grammar = Grammar(**fields | {"kind": GrammarKind(fields["kind"])})

@@ -27,6 +27,8 @@ LONGEST_WAY = 16384
 """Tokens of the short answer that is looked for once for each grammar."""
 
 _THREADS = 2
+_HOST_ERRORS = (MemoryError, OSError)
+"""No memory, no process or no file is left: nothing that a grammar is to blame for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Grammars:
 
     def _compiled(self, grammar: Grammar) -> "Future[CompiledGrammar]":
         key = grammar.named("")  # whichever field it came from
-        if key not in self._cache:
+        if key not in self._cache or _may_pass(self._cache[key]):
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(_THREADS, "grammar")
             self._cache[key] = self._threads.submit(self._compile, grammar)
@@ -146,7 +148,7 @@ class Grammars:
         return self._cache[key]
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        """In a thread: check, then compile. Raises BadGrammar and GrammarTooComplex."""
+        """In a thread: check, then compile. Raises BadGrammar, GrammarTooComplex, and what may pass: MemoryError, OSError."""
         from headrace.engine.guidance import compile_matcher
 
         with self._vocabulary_lock:
@@ -169,9 +171,17 @@ class Grammars:
         return checker
 
 
+def _may_pass(future: "Future[CompiledGrammar]") -> bool:
+    """Whether it failed for what the host lacked, so that the next request with this grammar deserves another try."""
+    return future.done() and isinstance(future.exception(), _HOST_ERRORS)
+
+
 def _refusal(error: BaseException, grammar: Grammar, limit_s: float) -> InvalidRequest:
     from headrace.engine.guidance import BadGrammar
 
+    if isinstance(error, _HOST_ERRORS):
+        lacked = f"compiling {grammar.param} found no memory or no process left ({type(error).__name__})"
+        return InvalidRequest(lacked, code="out_of_memory")
     if isinstance(error, BadGrammar):
         problem, code = f"cannot be compiled: {error}", "invalid_grammar"
     elif isinstance(error, GrammarTooComplex):

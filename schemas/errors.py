@@ -108,7 +108,7 @@ class ErrorCode(StrEnum):
     OUT_OF_MEMORY = (
         "out_of_memory",
         Outcome.FAILED,
-        "The worker found no memory left for the job's text, again and again.",
+        "The worker found no memory left for the job's text or grammar, again and again.",
     )
     INTERNAL_ERROR = (
         "internal_error",

@@ -25,7 +25,8 @@ class Retry:
 
 
 RETRIABLE: dict[str, Retry] = {
-    # This process had no memory left to prepare the request or to read its answer; other requests give theirs back.
+    # The host had no memory left to prepare the request or to read its answer, or no process to compile its grammar; other
+    # requests give theirs back.
     ErrorCode.OUT_OF_MEMORY: Retry(),
 }
 

@@ -51,3 +51,24 @@ def test_no_remedy_is_named_where_there_is_none(checker: GrammarChecker, schema:
         with pytest.raises(BadGrammar) as refused:
             checker.check(Grammar.json_schema(schema, lenient=lenient))
         assert "strict" not in str(refused.value)
+
+
+def test_a_child_that_others_ended_is_made_again(checker: GrammarChecker) -> None:
+    form = Grammar.choice(["yes"])
+    checker.check(form)
+    child = checker._child
+    assert child is not None
+    child.kill()
+    child.wait()
+    checker.check(form)
+
+
+def test_a_child_that_does_not_start_says_nothing_of_the_grammar(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker.close()
+    with monkeypatch.context() as here:
+        here.setattr("sys.executable", "false")
+        with pytest.raises(ChildProcessError, match="did not start"):
+            checker.check(Grammar.choice(["yes"]))
+    checker.check(Grammar.choice(["yes"]))

@@ -1,5 +1,6 @@
 """Answers under a grammar: whatever the model would say, they have the form, and fit their limit."""
 
+import errno
 import json
 import random
 import re
@@ -473,6 +474,23 @@ def test_what_the_compiler_does_not_foresee_fails_its_request_alone(guided: Guid
     guided.grammars._compile = compile_
     (after,) = guided.run([guided.ask(Grammar.choice(["b"]))])
     assert guided.text(after) == "b"
+
+
+@pytest.mark.parametrize("lacks", [MemoryError(), BlockingIOError(errno.EAGAIN, "no process left")], ids=repr)
+def test_what_the_host_lacks_may_pass_and_is_not_held_against_the_grammar(
+    guided: Guided, lacks: Exception
+) -> None:
+    def fail(grammar: Grammar) -> Any:
+        raise lacks
+
+    form = Grammar.choice(["quick"])
+    compile_, guided.grammars._compile = guided.grammars._compile, fail
+    for done in guided.run([guided.ask(form), guided.ask(form)]):
+        assert done.error is not None
+        assert (done.error.code, done.error.param) == ("out_of_memory", None)
+    guided.grammars._compile = compile_
+    (after,) = guided.run([guided.ask(form)])
+    assert guided.text(after) == "quick"
 
 
 class PanicException(BaseException):
