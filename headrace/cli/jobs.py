@@ -10,6 +10,7 @@ from headrace.cli.earlier import Refused, refuse_cancelled, refuse_used, refused
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
+from headrace.cli.input import open_input
 from headrace.cli.output import Json, count, emit, fields, note, open_output
 from headrace.cli.paused import paused
 from headrace.cli.results import Format, Lines, Reader, write_result, write_results, write_run
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 PANEL = "Prompts"
 
+Input = Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines: jobs, or OpenAI's batch format.")]
 Tenant = Annotated[
     str | None, typer.Option(help="On whose behalf; default: HEADRACE_TENANT.", show_default=False)
 ]
@@ -38,9 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE|-", help="JSON lines: jobs, or OpenAI's batch format.")
-    ],
+    file: Input,
     tier: Annotated[str, typer.Option(help="How urgent: one of HEADRACE_TIERS.")] = "standard",
     batch: Annotated[
         str | None, typer.Option(help="Name of the batch; made up if left out.", show_default=False)
@@ -81,10 +81,10 @@ def submit(
     refuse_cancelled(settings, batch, idempotency_key)
     if batch is not None and idempotency_key is None:
         refuse_used(settings, batch)
-    with interrupt_on_signals():
+    with interrupt_on_signals(), open_input(file, "headrace submit -") as lines:
         submission = send(
             settings,
-            file,
+            lines,
             tier,
             batch_id=batch,
             deadline=None if deadline is None else parse_deadline(deadline),

@@ -13,11 +13,11 @@ from headrace.cli.engine import default_model
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
-from headrace.cli.input import check_input
-from headrace.cli.jobs import show_batch
+from headrace.cli.input import check_input, open_input
+from headrace.cli.jobs import Input, show_batch
 from headrace.cli.output import Json, count, emit, fields, messages, note, open_output
 from headrace.cli.results import Format, Lines, Reader, write_results
-from headrace.cli.stopping import Stop, stop_on_signals
+from headrace.cli.stopping import Stop, interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import check_sent, report_problems, send
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ DOWN_S = 120.0
 EXAMPLE = Path("examples/prompts.jsonl")
 
 group = typer.Typer(no_args_is_help=True, help="The whole stack on this machine, without Docker.")
-
-File = Annotated[
-    Path, typer.Argument(metavar="FILE.jsonl", help="JSON lines: jobs, or OpenAI's batch format.")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -92,7 +88,7 @@ def down(json: Json = False) -> None:
 
 @group.command()
 def run(
-    file: File,
+    file: Input,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -112,12 +108,17 @@ def run(
 
     The latter is for this file alone: another one has to wait, or to have another HEADRACE_STATE_DIR.
     """
-    check_input(file)
     settings = context.load_settings()
-    with stop_on_signals() as stop, _running(settings, stop, quiet=json) as (settings, stack):
-        submission = send(settings, str(file), tier)
+    with (
+        open_input(file, "headrace local run -") as prompts,  # before a stack is started for nothing
+        stop_on_signals() as stop,
+        _running(settings, stop, quiet=json) as (settings, stack),
+    ):
+        with interrupt_on_signals():
+            submission = send(settings, prompts, tier)
         # Two runs of a file, at once or one after the other, keep their results apart.
-        target = output or Path(f"{file.stem}.{submission.batch_id}.results.jsonl")
+        stem = "stdin" if file == "-" else Path(file).stem
+        target = output or Path(f"{stem}.{submission.batch_id}.results.jsonl")
         if not json:
             report_problems(submission)
         with context.open_ledger(settings) as ledger:
@@ -145,7 +146,11 @@ def run(
 
 
 @group.command()
-def demo(file: File = EXAMPLE) -> None:
+def demo(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.jsonl", help="JSON lines: jobs, or OpenAI's batch format.")
+    ] = EXAMPLE,
+) -> None:
     """Start a stack, run example prompts, show answers and the job table, and stop everything."""
     check_input(file)
     settings = context.load_settings()
@@ -153,7 +158,8 @@ def demo(file: File = EXAMPLE) -> None:
     with stop_on_signals() as stop, _stack(settings, stop, passing=True) as (stack, addresses):
         settings = _at(settings, addresses)
         # A table that outlives the demo may hold the last one's batch.
-        submission = send(settings, str(file), "standard", batch_id="demo" if embedded else None)
+        with file.open("rb") as lines:
+            submission = send(settings, lines, "standard", batch_id="demo" if embedded else None)
         batch_id = submission.batch_id
         on_purpose = ", on purpose" if file == EXAMPLE else ""
         problems = f"; these will not succeed{on_purpose}:" if submission.problems else "."

@@ -30,12 +30,16 @@ def stop_on_signals() -> Iterator[Stop]:
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """SIGTERM and a terminal that closes raise KeyboardInterrupt, as Ctrl-C does, for the time of the ``with``."""
+    """Ctrl-C, SIGTERM and a terminal that closes raise KeyboardInterrupt, for the time of the ``with``.
+
+    Within ``stop_on_signals``, too: there for what waits where it would not see the flag.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handling(_endings(), interrupt):
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in the background of a script
+    with _handling(_endings() if ignored else [signal.SIGINT, *_endings()], interrupt):
         yield
 
 

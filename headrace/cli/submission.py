@@ -1,5 +1,6 @@
 """Sending a file of prompts: what is asked before, what is said after, and what to do where it broke off."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.input import open_input
 from headrace.cli.output import count, note, numbers
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ SHOWN_PROBLEMS = 5
 
 def send(
     settings: "Settings",
-    file: str,
+    lines: Iterable[bytes],
     tier: str,
     *,
     batch_id: str | None = None,
     idempotency_key: str | None = None,
     **options: Any,
 ) -> "Submission":
-    """Submit ``file``, "-" for stdin. Raises Failure for a file or a tier that does not exist, and on Ctrl-C."""
+    """Submit ``lines``. Raises Failure for a tier that does not exist, and on a KeyboardInterrupt."""
     if tier not in settings.tiers:
         raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
-    with open_input(file, "headrace submit -") as lines, context.open_client(settings) as client:
+    with context.open_client(settings) as client:
         try:
             return client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
         except KeyboardInterrupt:

@@ -219,7 +219,7 @@ def broken_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield read()
 
     monkeypatch.setattr(context, "open_client", remember)
-    monkeypatch.setattr("headrace.cli.submission.open_input", lines)
+    monkeypatch.setattr("headrace.cli.jobs.open_input", lines)
     before = signal.signal(
         signal.SIGTERM, lambda number, frame: None
     )  # in case the command would not handle it

@@ -61,7 +61,7 @@ def test_what_only_looks_like_lines_is_refused_with_a_command_that_makes_them(
 # What takes a file of jobs, and what its remedy says to do with lines that a shell makes of it.
 COMMANDS = {
     "submit FILE": "| headrace submit -",
-    "local run FILE": "> FILE.lines.jsonl",
+    "local run FILE": "| headrace local run -",
     "local demo FILE": "> FILE.lines.jsonl",
     "generate FILE out": "> FILE.lines.jsonl",
 }

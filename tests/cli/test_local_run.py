@@ -1,17 +1,28 @@
-"""`headrace local run`: where the results of a file go."""
+"""`headrace local run`: where the results of a file go, and what ends it while it sends."""
 
+import signal
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Self
 
 import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app, local
+from headrace.cli.exits import Exit
 from headrace.client import Submission
 
 
-def test_two_runs_of_one_file_keep_both_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
+    """A stack that is up and takes what it is sent, as batches called first and second; results are their names."""
+    sent: list[list[bytes]] = []
     batches = iter(("first", "second"))
+
+    def send(settings: object, lines: Iterable[bytes], tier: str) -> Submission:
+        sent.append(list(lines))
+        return Submission("default", next(batches), [], 1, [])
 
     def write(ledger: object, tenant: str, batch_id: str, lines: local.Lines, **_: object) -> int:
         lines._out.write(batch_id.encode())
@@ -19,10 +30,15 @@ def test_two_runs_of_one_file_keep_both_results(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(local, "_running", lambda settings, stop, quiet: nullcontext((settings, None)))
-    monkeypatch.setattr(local, "send", lambda *_: Submission("default", next(batches), [], 1, []))
+    monkeypatch.setattr(local, "send", send)
     monkeypatch.setattr(local.context, "open_ledger", lambda settings: nullcontext())
     monkeypatch.setattr(local, "follow", lambda *_, **__: None)
     monkeypatch.setattr(local, "write_results", write)
+    return sent
+
+
+@pytest.mark.usefixtures("sent")
+def test_two_runs_of_one_file_keep_both_results(tmp_path: Path) -> None:
     Path("prompts.jsonl").write_text('{"prompt": "hello"}\n')
     for batch_id in ("first", "second"):
         result = CliRunner().invoke(app, ["local", "run", "prompts.jsonl"])
@@ -30,3 +46,39 @@ def test_two_runs_of_one_file_keep_both_results(tmp_path: Path, monkeypatch: pyt
         assert f"1 result in prompts.{batch_id}.results.jsonl" in result.output
     found = {file.name: file.read_text() for file in tmp_path.glob("*.results.jsonl")}
     assert found == {"prompts.first.results.jsonl": "first", "prompts.second.results.jsonl": "second"}
+
+
+def test_prompts_come_from_stdin_too(sent: list[list[bytes]]) -> None:
+    result = CliRunner().invoke(app, ["local", "run", "-"], input='{"prompt": "one"}\n{"prompt": "two"}\n')
+    assert result.exit_code == 0, result.output
+    assert sent == [[b'{"prompt": "one"}\n', b'{"prompt": "two"}\n']]
+    assert Path("stdin.first.results.jsonl").read_text() == "first"
+
+
+class Interrupted:
+    """A client whose user has seen enough when Kafka has three jobs."""
+
+    confirmed = 3
+
+    def __init__(self, ending: signal.Signals) -> None:
+        self._ending = ending
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, lines: object, tier: str, **_: object) -> None:
+        signal.raise_signal(self._ending)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_stopped_while_it_reads_and_sends(
+    ending: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_running", lambda settings, stop, quiet: nullcontext((settings, None)))
+    monkeypatch.setattr(local.context, "open_client", lambda settings: Interrupted(ending))
+    result = CliRunner().invoke(app, ["local", "run", "-"], input='{"prompt": "one"}\n')
+    assert result.exit_code == Exit.INTERRUPTED, result.output
+    assert "Kafka had confirmed 3 jobs" in result.output
