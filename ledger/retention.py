@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from datetime import date, timedelta
 
 from headrace.ledger import partitions
+from headrace.ledger.counters import Tally
 from headrace.ledger.database import Database, Rows
 from headrace.ledger.staging import columns
 
@@ -31,9 +32,19 @@ SELECT count(*) FROM old
 _OLD = (
     "DELETE FROM workers WHERE alive_until < now() - %s",
     "DELETE FROM cancels WHERE asked_at < now() - %s",
-    "DELETE FROM rejections WHERE rejected_at < now() - %s",
     "DELETE FROM settled_letters WHERE settled_at < now() - %s",
 )
+
+# Returned are those that `batch_progress` takes off the counter again, as they stand for no line (see `views`). Once they are
+# not there to be taken off, the counter must not hold them either, or the batch would be complete before its time.
+_FORGET_REJECTIONS = """
+WITH old AS (
+    DELETE FROM rejections WHERE rejected_at < now() - %s
+    RETURNING tenant, batch_id, submission, same_batch, reopened
+)
+SELECT tenant, batch_id FROM old JOIN batches b USING (tenant, batch_id)
+WHERE NOT old.reopened AND old.submission IS NOT NULL AND (old.submission <> b.submission OR old.same_batch)
+"""
 
 # Nothing was said of the batch for as long as jobs are kept, and no job and no rejected record of it is left. Its
 # counters are of no use any more: they would count for jobs that come again.
@@ -82,11 +93,12 @@ WHERE tier_counts.pool = drained.pool AND tier_counts.tier = drained.tier AND ti
 def retire(database: Database, keep: timedelta) -> list[str]:
     """Forget what ended longer than `keep` ago; return the names of the days dropped.
 
-    Days, named jobs, the rest and batches are each tried, whatever becomes of the others. Then the last failure is raised.
+    Days, named jobs, rejections, the rest and batches are each tried, whatever becomes of the others. Then the last failure is raised.
     """
     with ExitStack() as then:  # the last one first
         then.callback(_forget_batches, database, keep)
         then.callback(database.transaction, _forget_rest, keep)
+        then.callback(database.transaction, _forget_rejections, keep)
         then.callback(_forget_all_named, database, keep)
         days = database.transaction(_retirable, partitions.today() - keep)
         return [f"{day:%Y%m%d}" for day in days if database.once(_drop, day)]
@@ -116,6 +128,13 @@ def _forget_named(cursor: Rows, keep: timedelta) -> int:
     cursor.execute(_UNHURRIED)
     (count,) = cursor.execute(_FORGET_NAMED, {"keep": keep, "chunk": CHUNK}).fetchone() or (0,)
     return int(count)
+
+
+def _forget_rejections(cursor: Rows, keep: timedelta) -> None:
+    cursor.execute(_UNHURRIED)
+    tally = Tally()
+    tally.taken_back(cursor.execute(_FORGET_REJECTIONS, (keep,)).fetchall())
+    tally.write(cursor)
 
 
 def _forget_rest(cursor: Rows, keep: timedelta) -> None:

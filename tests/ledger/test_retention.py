@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -92,6 +94,37 @@ def test_a_batch_is_not_forgotten_under_a_job_that_is_being_written(
     assert ledger.batch("acme", "b1") is not None
     ledger.retire(KEEP)
     assert ledger.batch("acme", "b1") is None
+
+
+@pytest.mark.parametrize(("holds", "lines"), [(None, 12), ("one", 9), ("two", 9)])
+def test_a_batch_is_as_near_to_its_end_when_its_rejections_have_been_forgotten(
+    ledger: Ledger, database_url: str, holds: str | None, lines: int
+) -> None:
+    """Three rejections of each kind: of a nameless sending and of two others, in place of a job of this batch or not."""
+    kinds = product(range(3), (None, "one", "two"), (False, True))
+    ledger.reject([rejection(submission=sending, same_batch=same) for _, sending, same in kinds])
+    reopened = rejection(submission="one", same_batch=True)
+    ledger.reject([reopened])
+    ledger.reopen([replace(reopened, run=2)])
+    ledger.apply_control([BatchClosed(tenant="acme", batch_id="b1", expected=99, submission=holds)])
+    assert lines_ended(database_url) == lines
+    for some in (" WHERE src_offset % 2 = 0", ""):
+        change(database_url, REJECTED + some)
+        ledger.retire(KEEP)
+        assert lines_ended(database_url) == lines
+    assert query(database_url, "SELECT count(*) FROM rejections") == [(0,)]
+    assert query(database_url, "SELECT sum(rejected) FROM batch_counts") == [(lines,)]
+
+
+def lines_ended(database_url: str) -> int:
+    """The largest count with which the one batch would be complete."""
+    with psycopg.connect(database_url) as connection:
+        for expected in range(99):
+            connection.execute("UPDATE batches SET expected = %s", (expected,))
+            if connection.execute("SELECT state FROM batch_progress").fetchall() != [("complete",)]:
+                connection.rollback()
+                return expected - 1
+    raise AssertionError("it is complete with any count")
 
 
 def test_many_batches_are_forgotten(
