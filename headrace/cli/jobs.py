@@ -94,9 +94,9 @@ def submit(
     if not json:
         note(f"Batch {submission.batch_id}: {count(submission.expected, 'job')} sent to tier {tier}.")
         report_problems(submission)
-    progress, interrupted = None, False
-    if wait:
-        try:
+    progress, interrupted, changed = None, False, Refused(submission, {})
+    try:
+        if wait:
             with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
                 progress = follow(
                     ledger,
@@ -109,21 +109,16 @@ def submit(
                 waiting = Waiting(stop, answered=True)
                 told = None if stop.is_set() else waiting.ask(lambda: refused(ledger, submission))
                 interrupted = told is None
-                changed = told or Refused(submission, {})
-        except Exception:
-            if json:  # the batch's name alone leads to what was sent
-                emit(
-                    as_json(submission, tier) | {"refused": [], "batch": progress, "interrupted": interrupted}
-                )
-            raise
-    else:
-        changed = refused_so_far(settings, submission, quiet=json)
-    if json:
-        more = {"batch": progress, "interrupted": interrupted} if wait else {}
-        emit(as_json(submission, tier) | {"refused": changed.lines} | more)
-    elif progress:
+                changed = told or changed
+        else:
+            changed = refused_so_far(settings, submission, quiet=json)
+    finally:
+        if json:  # also where that fails: the batch's name alone leads to what was sent
+            followed = {"batch": progress, "interrupted": interrupted} if wait else {}
+            emit(as_json(submission, tier, changed.lines) | followed)
+    if progress and not json:
         show_batch(progress)
-    else:
+    elif not json:
         note(f"headrace status {submission.batch_id}\nheadrace results {submission.batch_id} --follow")
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)

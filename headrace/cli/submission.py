@@ -94,8 +94,8 @@ def parse_deadline(text: str) -> datetime:
         ) from None
 
 
-def as_json(submission: "Submission", tier: str) -> dict[str, Any]:
-    """What `--json` tells of a batch that was sent."""
+def as_json(submission: "Submission", tier: str, refused: list[int]) -> dict[str, Any]:
+    """What `--json` tells of a batch that was sent. refused: numbers of the lines that do not run."""
     return {
         "tenant": submission.tenant,
         "batch_id": submission.batch_id,
@@ -104,4 +104,5 @@ def as_json(submission: "Submission", tier: str) -> dict[str, Any]:
         "not_sent": sum(problem.left_out for problem in submission.problems),
         "repeated_custom_ids": submission.repeated.count,
         "problems": [asdict(problem) for problem in submission.problems],
+        "refused": refused,
     }
