@@ -59,7 +59,8 @@ PARTS = (
     Part("transformers' logits", 120, f"{PYTEST} tests/gpu/test_vs_transformers.py", f"{PYTEST} tests/gpu/test_vs_transformers.py"),
     Part("real text", 120, f"{PYTEST} -s tests/gpu/test_real_text.py", f"{PYTEST} tests/gpu/test_real_text.py",
          needs="import smollm; smollm.path()"),
-    Part("larger shapes", 200, "bench/engine.py --model llama3.2-3b,qwen3-4b --workload chat,extract --limit 1000 --out OUT", None),
+    Part("larger shapes", 240, "bench/engine.py --model llama3.2-3b,qwen3-4b,qwen1.5-1.8b,qwen2.5-3b --workload chat,extract"
+         " --limit 1000 --out OUT", None),
     Part("tiers", 120, "bench/tiers.py --model qwen3-0.6b --reps 1 --out OUT",
          "bench/tiers.py --model tiny --device cpu --slots 8 --kv-tokens 3000 --places 12 --bulk 24 --rate 4 --seconds 1"
          " --longest 32 --reps 1 --out OUT"),

@@ -36,6 +36,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "llama3.2-1b": _LLAMA_3_2 | dict(hidden_size=2048, num_hidden_layers=16, head_dim=64),
     "llama3.2-3b": _LLAMA_3_2 | dict(hidden_size=3072, num_hidden_layers=28, num_attention_heads=24),
+    "qwen1.5-1.8b": dict(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", hidden_size=2048, intermediate_size=5504, num_hidden_layers=24,
+        num_attention_heads=16, num_key_value_heads=16, vocab_size=151936, max_position_embeddings=32768, rope_theta=1000000.0,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, hidden_act="silu", use_sliding_window=False, torch_dtype="bfloat16",
+    ),
+    "qwen2.5-3b": dict(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
+        num_attention_heads=16, num_key_value_heads=2, vocab_size=151936, max_position_embeddings=32768, rope_theta=1000000.0,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, hidden_act="silu", use_sliding_window=False, torch_dtype="bfloat16",
+    ),
     "tiny": TINY,
 }  # fmt: skip
 """Configs as published with the models, and one for the CPU."""

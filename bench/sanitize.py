@@ -32,7 +32,7 @@ EVERY_TENSOR_ITS_OWN = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 # Each kernel's module, and tests that launch it: parts of a test's id, all of which it must have.
 PREFILL = "test_prefill_attention_agrees_with_its_reference"
 KERNELS: dict[str, list[tuple[str, ...]]] = {
-    "decode_attention": [("test_decode_attention", "-whole-"), ("test_decode_attention", "-split-"),
+    "decode_attention": [("test_decode_attention", "-short ones-"), ("test_decode_attention", "-a long one-"),
                          ("test_splits_have_every_key",), ("test_a_step_s_splits",)],
     "edit_logits": [("test_edits_of_logits",)],
     "logprobs": [("test_logprobs",)],

@@ -7,7 +7,7 @@ rows_per_tile(group) such rows; for each of its (row, head) pairs this gives the
     part = sum_j softmax_j(scale q . k_j) v_j,   lse = log2 sum_j 2^(scale q . k_j log2 e)        j < tile_keys
 
 decode_attention carries on from there over the row's own keys: a running softmax that starts at (part, 1, lse) instead
-of (0, 0, -inf). Few tiles would leave most of the chip idle: then their keys are split, as decode_attention's are.
+of (0, 0, -inf). Few tiles would leave most of the chip idle: then their keys are cut into up to PREFIX_SPLITS equal parts.
 """
 
 from typing import NamedTuple

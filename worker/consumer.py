@@ -92,7 +92,7 @@ class TierConsumer:
         self.failure: ConsumerFailed | None = None
         self.revokes = 0  # grows whenever partitions are taken away
         self.tracker = OffsetTracker()
-        self._settings = {**_with_defaults(settings, prefetch, max_bytes), "on_commit": self._on_commit}
+        self._settings = {**with_defaults(settings, prefetch, max_bytes), "on_commit": self._on_commit}
         self._prefetch, self._max_bytes = prefetch, max_bytes
         self._inbox, self._wake = inbox, wake
         self._released: deque[Delivery] = deque()
@@ -287,7 +287,7 @@ class TierConsumer:
         self._wake.set()
 
 
-def _with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) -> dict[str, Any]:
+def with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) -> dict[str, Any]:
     """Ours below the user's; what correctness rests on above both. KIP-848 has its timeouts on the broker."""
     classic = {
         "partition.assignment.strategy": "cooperative-sticky",

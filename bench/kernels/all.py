@@ -20,8 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import results_file
 
 SCRIPTS = (
-    "decode_attention", "prefill_attention", "shared_prefix", "sample", "logprobs", "edit_logits", "mask_logits", "matmul",
-    "rms_norm", "silu_mul", "rope_cache", "segment_sum", "step_inputs",
+    "decode_attention", "prefill_attention", "library_attention", "shared_prefix", "sample", "logprobs", "edit_logits",
+    "mask_logits", "matmul", "rms_norm", "silu_mul", "rope_cache", "segment_sum", "step_inputs",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from random_model import SHAPES, config_directory, shape_of  # noqa: E402
 
 WEIGHTS = {
     "qwen3-0.6b": 596_049_920, "qwen3-4b": 4_022_468_096, "qwen2.5-1.5b": 1_543_714_304, "llama3-8b": 8_030_261_248,
-    "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824,
+    "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824, "qwen1.5-1.8b": 1_836_828_672, "qwen2.5-3b": 3_085_938_688,
 }  # fmt: skip
 
 

@@ -243,7 +243,7 @@ DECODES = [0, 1, 31, 32, 33, 64, 65, 255, 256, 257, 400, 0]
 @pytest.mark.parametrize(
     ("lengths", "max_context_len"),
     [([1], 1), ([0, 400], 20_000), ([30, 2600, 0, 257], 2600), (DECODES, 400), (DECODES, 20_000)],
-    ids=["one key", "split", "a long one", "whole", "split a little"],
+    ids=["one key", "room to spare", "a long one", "short ones", "short ones and room to spare"],
 )
 @pytest.mark.parametrize("heads", GROUPED_HEADS, ids=str)
 def test_decode_attention_agrees_with_its_reference(
@@ -293,7 +293,7 @@ def test_a_step_s_splits_serve_one_layer_after_another(dtype: torch.dtype) -> No
 
 
 @each_dtype
-@pytest.mark.parametrize("max_context_len", [400, 20_000], ids=["whole", "split"])
+@pytest.mark.parametrize("max_context_len", [1950, 20_000], ids=["tight", "room to spare"])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 96), (8, 1, 128), (7, 1, 128)], ids=str)
 def test_rows_that_share_a_prefix_decode_as_if_they_did_not(
     heads: tuple[int, int, int], max_context_len: int, dtype: torch.dtype
@@ -303,6 +303,7 @@ def test_rows_that_share_a_prefix_decode_as_if_they_did_not(
     # (rows, shared keys): alone, a group, alone, one that ends within a tile of keys, a group of several tiles
     groups = [(1, 0), (5, 320), (2, 0), (2, 96), (big, 32)]
     lengths = [shared + 1 + (7 * row) % 50 for count, shared in groups for row in range(count)] + [0]
+    lengths[2], lengths[4] = 320 + 1100, 320 + 1600  # several splits, of which the first goes on from the prefix
     rows = paged_rows([(1, length) for length in lengths], heads, dtype=dtype, device=DEVICE)
     prefix_lens, tiles, first = [], [], 0
     for count, shared in groups:

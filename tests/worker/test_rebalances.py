@@ -8,6 +8,7 @@ from pipeline import Pipeline
 from standin import StandInEngine
 
 from headrace.schemas import uuid7
+from headrace.worker.consumer import with_defaults
 
 TIERS = ("interactive", "standard", "bulk")
 
@@ -24,6 +25,12 @@ def send_to_all_partitions(line: Pipeline, count: int) -> set[UUID]:
         ids.add(id)
     line.flush()
     return ids
+
+
+def test_a_rebalance_is_heard_of_within_a_second_where_the_client_decides() -> None:
+    assert with_defaults({}, 100, 1 << 20)["heartbeat.interval.ms"] == 1000
+    assert with_defaults({"heartbeat.interval.ms": 400}, 100, 1 << 20)["heartbeat.interval.ms"] == 400
+    assert "heartbeat.interval.ms" not in with_defaults({"group.protocol": "consumer"}, 100, 1 << 20)
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
