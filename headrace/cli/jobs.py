@@ -13,7 +13,7 @@ from headrace.cli.follow import Promise, follow
 from headrace.cli.input import open_input
 from headrace.cli.output import Json, count, emit, fields, note, open_output
 from headrace.cli.paused import paused
-from headrace.cli.results import Format, Lines, Reader, write_result, write_results, write_run
+from headrace.cli.results import Format, Lines, Reader, write_result, write_results
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import as_json, check_sent, parse_deadline, report_problems, send
 from headrace.cli.waiting import Waiting
@@ -197,15 +197,15 @@ def results(
     reader = Reader(context.result_store(settings))
     with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
         found = find(ledger, settings.tenant, target)
+        if run is not None and not _is_batch(found):  # before an output is made, or overwritten, for nothing
+            raise Failure(Exit.USAGE, f"{target} is a job, and --run is for batches.", "Leave it out.")
         with open_output(output) as out:
             lines = Lines(out, format, reader)
-            if run is not None and not _is_batch(found):
-                raise Failure(Exit.USAGE, f"{target} is a job, and --run is for batches.", "Leave it out.")
-            if run is not None:
-                written = write_run(ledger, settings.tenant, target, run, lines, stop=stop)
-            elif _is_batch(found):
+            if _is_batch(found):
                 promise = _promise(settings, target) if wait else None
-                written = write_results(ledger, settings.tenant, target, lines, promise=promise, stop=stop)
+                written = write_results(
+                    ledger, settings.tenant, target, lines, promise=promise, stop=stop, run=run
+                )
             else:
                 written = write_result(ledger, found.id, lines, follow=wait, stop=stop)
     if json:

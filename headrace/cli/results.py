@@ -100,11 +100,18 @@ class Lines:
 
 
 def write_results(
-    ledger: "Ledger", tenant: str, batch_id: str, lines: Lines, *, promise: Promise | None, stop: Event
+    ledger: "Ledger",
+    tenant: str,
+    batch_id: str,
+    lines: Lines,
+    *,
+    promise: Promise | None,
+    stop: Event,
+    run: int | None = None,
 ) -> int:
     """Write what there is; with a ``promise`` go on until the batch is over, also while Postgres is away.
 
-    Returns the number of lines.
+    run: write the results of this run of its jobs alone, and no rejections, which are of none. Returns the number of lines.
     """
     # Jobs do not end in the order of their ids, so each look reads all pages again; `written` costs one id a job.
     written: set[UUID | tuple[str, int, int]] = set()
@@ -117,7 +124,7 @@ def write_results(
         # Not their number alone: a line that was rejected may be mended, sent again, and end as a job.
         ended = () if batch is None else (batch.done, batch.rejected)
         if ended != seen:
-            _write_new(ledger, tenant, batch_id, lines, written, stop)
+            _write_new(ledger, tenant, batch_id, run, lines, written, stop)
             seen = ended
         return batch
 
@@ -131,18 +138,6 @@ def write_results(
         waiting.look(now, batch)
         over = batch is not None and batch.over  # one more look, at counters alone
         stop.wait(POLL_S if over else max(POLL_S, 5 * looked))
-
-
-def write_run(ledger: "Ledger", tenant: str, batch_id: str, run: int, lines: Lines, *, stop: Event) -> int:
-    """Write the results of one run of a batch's jobs. Returns their number."""
-    written = 0
-    for result in ledger.results(tenant, batch_id, run=run):
-        if stop.is_set():
-            break
-        lines.write_result(result)
-        written += 1
-    lines.flush()
-    return written
 
 
 def write_result(ledger: "Ledger", id: UUID, lines: Lines, *, follow: bool, stop: Event) -> int:
@@ -160,17 +155,18 @@ def _write_new(
     ledger: "Ledger",
     tenant: str,
     batch_id: str,
+    run: int | None,
     lines: Lines,
     written: set[UUID | tuple[str, int, int]],
     stop: Event,
 ) -> None:
-    for result in ledger.results(tenant, batch_id):
+    for result in ledger.results(tenant, batch_id, run=run):
         if stop.is_set():
             break
         if result.id not in written:
             written.add(result.id)
             lines.write_result(result)
-    for rejection in ledger.rejections(tenant, batch_id):
+    for rejection in ledger.rejections(tenant, batch_id) if run is None else ():
         place = rejection.src_topic, rejection.src_partition, rejection.src_offset
         if place not in written:
             written.add(place)

@@ -561,6 +561,24 @@ def test_a_single_jobs_result_can_be_had(run: Run, ended_batch: dict[str, UUID])
     assert result["choices"][0]["text"] == "Paris"
 
 
+@pytest.mark.usefixtures("ended_batch")
+def test_a_runs_results_are_without_what_was_rejected_before_it_could_run(run: Run) -> None:
+    lines = [json.loads(line) for line in run("results", "b", "--run", "1").stdout.splitlines()]
+    assert {line["state"] for line in lines} == {"succeeded", "failed"}
+    assert run("results", "b", "--run", "2").stdout == ""
+
+
+def test_a_job_has_no_run_to_choose_and_the_output_is_left_as_it_is(
+    run: Run, ended_batch: dict[str, UUID], tmp_path: Path
+) -> None:
+    file = tmp_path / "out.jsonl"
+    file.write_text("former results\n")
+    result = run("results", str(ended_batch["good"]), "--run", "1", "--output", str(file))
+    assert result.exit_code == Exit.USAGE
+    assert "--run is for batches" in result.output
+    assert file.read_text() == "former results\n"
+
+
 @pytest.mark.usefixtures("topics", "ended_batch")
 def test_a_cancel_goes_out_for_what_it_names(run: Run, kafka: str, prefix: str) -> None:
     assert json.loads(run("cancel", "b", "--json").stdout)["kind"] == "batch"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -47,7 +47,7 @@ class Table:
             cached_tokens=0, completion_tokens=0, opened_at=None, closed_at=None,
         )  # fmt: skip
 
-    def results(self, tenant: str, batch_id: str, after: UUID | None = None) -> Iterator[StoredResult]:
+    def results(self, tenant: str, batch_id: str, run: int | None) -> Iterator[StoredResult]:
         # Those that ended last come first, as ids may have it.
         return reversed(self.rows[: self.ended])
 
@@ -78,9 +78,9 @@ def test_a_complete_batch_is_looked_at_once_more_without_waiting_for_as_long_as_
     clock, pauses = [0.0], []
 
     class Slow(Table):
-        def results(self, tenant: str, batch_id: str, after: UUID | None = None) -> Iterator[StoredResult]:
+        def results(self, tenant: str, batch_id: str, run: int | None) -> Iterator[StoredResult]:
             clock[0] += 60.0
-            return super().results(tenant, batch_id, after)
+            return super().results(tenant, batch_id, run)
 
     class Stop(Event):
         def wait(self, timeout: float | None = None) -> bool:
