@@ -303,7 +303,8 @@ def test_rows_that_share_a_prefix_decode_as_if_they_did_not(
     # (rows, shared keys): alone, a group, alone, one that ends within a tile of keys, a group of several tiles
     groups = [(1, 0), (5, 320), (2, 0), (2, 96), (big, 32)]
     lengths = [shared + 1 + (7 * row) % 50 for count, shared in groups for row in range(count)] + [0]
-    lengths[2], lengths[4] = 320 + 1100, 320 + 1600  # several splits, of which the first goes on from the prefix
+    # several splits, of which the first goes on from the prefix
+    lengths[2], lengths[4] = 320 + 1100, 320 + 1600
     rows = paged_rows([(1, length) for length in lengths], heads, dtype=dtype, device=DEVICE)
     prefix_lens, tiles, first = [], [], 0
     for count, shared in groups:
