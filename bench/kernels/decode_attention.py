@@ -1,10 +1,9 @@
 """Decode attention: bytes of K and V read, against the copy bandwidth.  python bench/kernels/decode_attention.py"""
 
-import argparse
 import itertools
 
 import torch
-from timing import DEVICE, cases_for, copies_for, report_bandwidth, seconds_per_call
+from timing import DEVICE, cases_for, copies_for, main_or_sweep, report_bandwidth, seconds_per_call
 
 from headrace.kernels import decode_attention as module
 
@@ -64,36 +63,18 @@ def measure(case: tuple) -> tuple[float, int]:
     return seconds_per_call(calls), num_bytes
 
 
-def sweep(cases: list[tuple]) -> None:
-    """Many tiles instead of the kernel's own."""
-    for case in cases:
-        for tile in SWEPT:
-            module._tile = lambda *_, tile=tile: tile
-            shape = f"{shape_of(case)} {tuple(tile)}"
-            try:
-                seconds, num_bytes = measure(case)
-            except Exception as error:
-                print(f"{shape}: {type(error).__name__}")
-                continue
-            report_bandwidth("decode_attention", shape, num_bytes, seconds)
-
-
-def shape_of(case: tuple) -> str:
-    return "rows {} keys {} heads {}/{}/{}".format(*case)
+def report_case(case: tuple, tile: str = "") -> None:
+    """Measure a case and report it. tile: what is swept, for its line."""
+    seconds, num_bytes = measure(case)
+    shape = "rows {} keys {} heads {}/{}/{}".format(*case)
+    report_bandwidth("decode_attention", shape + tile, num_bytes, seconds)
 
 
 def main() -> None:
     torch.manual_seed(0)
     for case in cases_for(CASES, TINY):
-        seconds, num_bytes = measure(case)
-        report_bandwidth("decode_attention", shape_of(case), num_bytes, seconds)
+        report_case(case)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
-    chosen = parser.parse_args()
-    if chosen.sweep:
-        sweep(CASES[: chosen.sweep])
-    else:
-        main()
+    main_or_sweep(main, report_case, CASES, module, SWEPT)

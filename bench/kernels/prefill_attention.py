@@ -1,10 +1,9 @@
 """Prefill attention: FLOPs of the visible keys, against the bf16 matrix rate.  python bench/kernels/prefill_attention.py"""
 
-import argparse
 import itertools
 
 import torch
-from timing import DEVICE, cases_for, report_rate, seconds_per_call
+from timing import DEVICE, cases_for, main_or_sweep, report_rate, seconds_per_call
 
 from headrace.kernels import prefill_attention as module
 
@@ -66,36 +65,18 @@ def measure(case: tuple) -> tuple[float, float]:
     return seconds_per_call(calls), 4.0 * num_heads * head_dim * visible
 
 
-def sweep(cases: list[tuple]) -> None:
-    """Many tiles instead of the kernel's own, where the case does not go to the kernel for Hopper."""
-    for case in cases:
-        for tile in SWEPT:
-            module._tile = lambda *_, tile=tile: tile
-            shape = f"{shape_of(case)} {tuple(tile)}"
-            try:
-                seconds, flops = measure(case)
-            except Exception as error:
-                print(f"{shape}: {type(error).__name__}")
-                continue
-            report_rate("prefill_attention", shape, flops, seconds)
-
-
-def shape_of(case: tuple) -> str:
-    return "rows {} x {} of {} heads {}/{}/{}".format(*case)
+def report_case(case: tuple, tile: str = "") -> None:
+    """Measure a case and report it. tile: what is swept (no part of the kernel for Hopper), for its line."""
+    seconds, flops = measure(case)
+    shape = "rows {} x {} of {} heads {}/{}/{}".format(*case)
+    report_rate("prefill_attention", shape + tile, flops, seconds)
 
 
 def main() -> None:
     torch.manual_seed(0)
     for case in cases_for(CASES, TINY):
-        seconds, flops = measure(case)
-        report_rate("prefill_attention", shape_of(case), flops, seconds)
+        report_case(case)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
-    chosen = parser.parse_args()
-    if chosen.sweep:
-        sweep(CASES[: chosen.sweep])
-    else:
-        main()
+    main_or_sweep(main, report_case, CASES, module, SWEPT)

@@ -5,9 +5,12 @@ cached inputs colour the figures; the median of several replays counts. Without 
 runs its TINY case to show that it works: its figures then say nothing.
 """
 
+import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +31,30 @@ rows: list[dict[str, Any]] = []
 def cases_for(cases: Sequence[Case], tiny: Case) -> Sequence[Case]:
     """The cases on a GPU; a tiny one in the interpreter, which is a thousand times slower."""
     return cases if ON_GPU else [tiny]
+
+
+def main_or_sweep(
+    main: Callable[[], None],
+    report_case: Callable[[Case, str], None],
+    cases: Sequence[Case],
+    kernel: ModuleType,
+    tiles: Sequence[tuple],
+) -> None:
+    """Run ``main``, or with ``--sweep N`` the first N cases with each of ``tiles`` instead of the kernel's own.
+
+    report_case: measures a case and reports it, with its second argument behind the shape.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sweep", type=int, default=0, help="try many tiles on the first N cases")
+    swept = parser.parse_args().sweep
+    if not swept:
+        main()
+    for case, tile in itertools.product(cases[:swept], tiles):
+        kernel._tile = lambda *_, tile=tile: tile
+        try:
+            report_case(case, f" {tuple(tile)}")
+        except Exception as error:  # not every tile fits
+            print(f"{case} {tuple(tile)}: {type(error).__name__}", flush=True)
 
 
 def copies_for(num_bytes: float) -> int:

@@ -2,9 +2,13 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,3 +30,29 @@ def test_all_kernels_figures_are_kept_as_rows(tmp_path: Path) -> None:
     modules -= {"prefill_hopper"}  # prefill_attention chooses it on a GPU
     modules = modules - {"rope_cache"} | {"rope_and_cache", "add_rms_norm"}
     assert {row["kernel"] for row in rows} == modules
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        ([], ["figures"]),
+        (["--sweep", "2"], ["a (4,)", "a (8,): ValueError", "b (4,)", "b (8,): ValueError"]),
+    ],
+)
+def test_a_sweep_tries_each_tile_on_the_first_cases_and_names_those_that_do_not_fit(
+    options: list[str],
+    printed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main_or_sweep = runpy.run_path(str(ROOT / "bench/kernels/timing.py"))["main_or_sweep"]
+    kernel = SimpleNamespace()
+
+    def report_case(case: str, tile: str) -> None:
+        if kernel._tile("any shape") == (8,):
+            raise ValueError
+        print(case + tile)
+
+    monkeypatch.setattr(sys, "argv", ["script.py", *options])
+    main_or_sweep(lambda: print("figures"), report_case, ["a", "b", "c"], kernel, [(4,), (8,)])
+    assert capsys.readouterr().out.splitlines() == printed
