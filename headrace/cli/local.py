@@ -15,10 +15,10 @@ from headrace.cli.exits import Exit
 from headrace.cli.follow import Promise, follow
 from headrace.cli.input import check_input, open_input
 from headrace.cli.jobs import Input, show_batch
-from headrace.cli.output import Json, count, emit, fields, messages, note, open_output
+from headrace.cli.output import Json, count, emit, fields, messages, must_have_directory, note, open_output
 from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.stopping import Stop, interrupt_on_signals, stop_on_signals
-from headrace.cli.submission import check_sent, report_problems, send
+from headrace.cli.submission import check_sent, must_be_tier, report_problems, send
 
 if TYPE_CHECKING:
     from headrace.local.stack import Stack
@@ -109,8 +109,12 @@ def run(
     The latter is for this file alone: another one has to wait, or to have another HEADRACE_STATE_DIR.
     """
     settings = context.load_settings()
+    # All that can be known before a stack is started for nothing.
+    must_be_tier(settings, tier)
+    if output is not None:
+        must_have_directory(output)
     with (
-        open_input(file, "headrace local run -") as prompts,  # before a stack is started for nothing
+        open_input(file, "headrace local run -") as prompts,
         stop_on_signals() as stop,
         _running(settings, stop, quiet=json) as (settings, stack),
     ):

@@ -27,14 +27,19 @@ def send(
     **options: Any,
 ) -> "Submission":
     """Submit ``lines``. Raises Failure for a tier that does not exist, and on a KeyboardInterrupt."""
-    if tier not in settings.tiers:
-        raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
+    must_be_tier(settings, tier)
     with context.open_client(settings) as client:
         try:
             return client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
         except KeyboardInterrupt:
             message = f"Stopped when Kafka had confirmed {count(client.confirmed, 'job')}."
             raise Failure(Exit.INTERRUPTED, message, _how_to_go_on(batch_id, idempotency_key)) from None
+
+
+def must_be_tier(settings: "Settings", tier: str) -> None:
+    """Raise Failure where there is no such tier."""
+    if tier not in settings.tiers:
+        raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
 
 
 def _how_to_go_on(batch_id: str | None, idempotency_key: str | None) -> str:

@@ -55,6 +55,22 @@ def test_prompts_come_from_stdin_too(sent: list[list[bytes]]) -> None:
     assert Path("stdin.first.results.jsonl").read_text() == "first"
 
 
+@pytest.mark.parametrize(
+    ("option", "exit_code", "message"),
+    [
+        (("--tier", "hurry"), Exit.USAGE, "Tiers are interactive, standard, bulk."),
+        (("--output", "nowhere/out.jsonl"), Exit.NOT_FOUND, "There is no directory nowhere."),
+    ],
+)
+def test_what_cannot_end_well_is_told_before_anything_is_sent(
+    option: tuple[str, str], exit_code: Exit, message: str, sent: list[list[bytes]]
+) -> None:
+    result = CliRunner().invoke(app, ["local", "run", "-", *option], input='{"prompt": "one"}\n')
+    assert result.exit_code == exit_code, result.output
+    assert message in result.output
+    assert not sent
+
+
 class Interrupted:
     """A client whose user has seen enough when Kafka has three jobs."""
 
