@@ -62,7 +62,7 @@ class TierSettings(BaseModel):
     preempts: bool | None = None
     max_preemptions: int | None = Field(default=None, ge=0)
     tenant_limit: int | None = Field(default=None, ge=1)
-    prefetch: int | None = Field(default=None, ge=1)
+    prefetch: int | None = Field(default=None, ge=1, le=1_000_000)
 
 
 class Settings(BaseSettings):
@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     max_context: int | None = Field(
         None, gt=0, description="longest prompt plus answer; default: the model's"
     )
-    max_slots: int | None = Field(None, gt=0, description="sequences that run at once")
+    max_slots: int | None = Field(None, gt=0, le=65_536, description="sequences that run at once")
     max_batched_tokens: int | None = Field(None, gt=0, description="tokens of one engine step")
 
     batch_invariant: bool = Field(
@@ -137,16 +137,16 @@ class Settings(BaseSettings):
     )
 
     prefetch: int = Field(
-        1024, gt=0, description="jobs a worker holds of each tier, from fetched to confirmed"
+        1024, gt=0, le=1_000_000, description="jobs a worker holds of each tier, from fetched to confirmed"
     )
     max_in_flight: int = Field(
-        256, gt=0, description="jobs a worker has in its engine, those waiting there included"
+        256, gt=0, le=1_000_000, description="jobs a worker has in its engine, those waiting there included"
     )
     group_protocol: Literal["classic", "consumer"] = Field(
         "classic", description="of a worker's consumer groups; consumer is KIP-848, for brokers 4.0 and newer"
     )
     alive_seconds: float = Field(
-        15.0, gt=0, description="how long after its last heartbeat a worker counts as dead"
+        15.0, gt=0, le=86_400, description="how long after its last heartbeat a worker counts as dead"
     )
     grace_seconds: float = Field(
         30.0, ge=0, description="how long a stopping worker lets running jobs finish"
@@ -156,7 +156,9 @@ class Settings(BaseSettings):
         description="directory, or s3://bucket/prefix (gs, az), of results too large for a message; workers and readers alike",
     )
     max_result_bytes: int = Field(
-        900_000, gt=0, description="of a result as a Kafka message; keep it 100 KB below what the topic takes"
+        900_000,
+        ge=1000,
+        description="of a result as a Kafka message; keep it 100 KB below what the topic takes",
     )
     dead_letter_limit: int = Field(
         1000,

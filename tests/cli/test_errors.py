@@ -281,11 +281,22 @@ def test_a_broker_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_KV_TOKENS", "-4")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEADRACE_KV_TOKENS", "-4"),
+        ("HEADRACE_ALIVE_SECONDS", "inf"),  # no interval in Postgres
+        ("HEADRACE_PREFETCH", "100000000"),  # more than librdkafka takes
+        ("HEADRACE_TIER__BULK__PREFETCH", "100000000"),
+        ("HEADRACE_MAX_SLOTS", "100000000"),
+        ("HEADRACE_MAX_RESULT_BYTES", "1"),
+    ],
+)
+def test_a_bad_setting_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
     result = run("doctor")
     assert result.exit_code == Exit.USAGE
-    assert "HEADRACE_KV_TOKENS" in result.output
+    assert name in result.output
 
 
 @pytest.mark.usefixtures("bare")
