@@ -292,7 +292,9 @@ def test_a_day_may_be_read_through_for_longer_than_workers_may_hold_a_transactio
     assert len(read) == 1
 
 
-@pytest.mark.parametrize("failing", ["_retirable", "_forget_named", "_forget_rest", "_bare_batches"])
+@pytest.mark.parametrize(
+    "failing", ["_retirable", "_forget_named", "_forget_rejections", "_forget_rest", "_bare_batches"]
+)
 def test_what_cannot_be_forgotten_keeps_nothing_else(
     ledger: Ledger, old_id: UUID, database_url: str, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -314,7 +316,7 @@ def test_what_cannot_be_forgotten_keeps_nothing_else(
     """
     with psycopg.connect(database_url) as connection:
         kept = connection.execute(left, (f"jobs_{day_of(old_id):%Y%m%d}",)).fetchone()
-    assert kept == tuple(step == failing for step in ("_retirable", "_forget_named", "_forget_rest"))
+    assert kept == tuple(step == failing for step in ("_retirable", "_forget_named", "_forget_rejections"))
 
 
 def test_counters_that_cannot_be_locked_are_not_tried_again_at_once(
