@@ -45,7 +45,7 @@ WHERE attempts.worker = incoming.worker AND attempts.ended_at IS NULL
 """
 
 _END = f"""
-UPDATE attempts SET ended_at = now(), died = %(died)s
+UPDATE attempts SET ended_at = now(), died = %(died)s, failed = %(failed)s
 FROM (SELECT id FROM attempts WHERE id = ANY(%(ids)s) AND {within("attempts")}
       AND worker = %(worker)s AND ended_at IS NULL
       ORDER BY id FOR UPDATE) mine
@@ -77,9 +77,9 @@ def begin_absent(cursor: Rows, attempts: Sequence[AttemptRow]) -> set[UUID]:
     return begun
 
 
-def end(cursor: Rows, worker: str, ids: Collection[UUID], died: bool) -> None:
+def end(cursor: Rows, worker: str, ids: Collection[UUID], died: bool, failed: bool) -> None:
     """End this worker's open attempts at `ids`."""
-    cursor.execute(_END, {"worker": worker, "ids": list(ids), "died": died, **span(ids)})
+    cursor.execute(_END, {"worker": worker, "ids": list(ids), "died": died, "failed": failed, **span(ids)})
 
 
 def _stage(cursor: Rows, attempts: Sequence[AttemptRow]) -> dict[str, UUID]:

@@ -209,14 +209,17 @@ class Ledger:
         left = [row for row in unique if row.job.id not in done.changed and row.job.id not in done.refused]
         return _merged([done, *bisect(lambda part: self._run(finish_absent, part), left, refuse)])
 
-    def end_attempts(self, worker: str, ids: Collection[UUID], *, died: bool = False) -> None:
+    def end_attempts(
+        self, worker: str, ids: Collection[UUID], *, died: bool = False, failed: bool = False
+    ) -> None:
         """End this worker's open attempts at `ids` without an outcome.
 
         Plainly at a clean stop; with `died=True` when the engine died under them, which makes them suspects while
-        the worker lives on. The jobs stay `running` until the next attempt.
+        the worker lives on; with `failed=True` when they failed and are tried again, which `lookup` counts. The jobs
+        stay `running` until the next attempt.
         """
         if ids:
-            self._run(end, worker, ids, died)
+            self._run(end, worker, ids, died, failed)
 
     def heartbeat(self, worker: str, pool: str, model: str, ttl: float) -> None:
         """Say that this worker is alive for `ttl` seconds more. `worker` must be unique to the process's life."""

@@ -16,7 +16,7 @@ from headrace.ledger.rows import JobRow, StoredJob
 # or gives no sign of life. Only running jobs and those that ran before have attempts worth looking at.
 _LOOKUP = f"""
 SELECT asked.id, jobs.state, jobs.run, jobs.attempt, jobs.content_sha, {IS_CANCELLED.format(job="asked")},
-       past.live_elsewhere, past.suspect, past.deaths_alone, past.group_size, results.body::text, batches.expires_at,
+       past.live_elsewhere, past.suspect, past.deaths_alone, past.group_size, past.failures, results.body::text, batches.expires_at,
        jobs.tenant = asked.tenant AND jobs.batch_id IS NOT DISTINCT FROM asked.batch_id
 FROM unnest(%(ids)s::uuid[], %(tenants)s::text[], %(batches)s::text[]) AS asked (id, tenant, batch_id)
 LEFT JOIN batches USING (tenant, batch_id)
@@ -26,9 +26,10 @@ LEFT JOIN LATERAL (
     SELECT coalesce(bool_or(NOT dead AND ended_at IS NULL), false) AS live_elsewhere,
            count(*) FILTER (WHERE dead) AS suspect,
            count(*) FILTER (WHERE dead AND group_size = 1) AS deaths_alone,
-           min(group_size) FILTER (WHERE dead AND group_size > 0) AS group_size
+           min(group_size) FILTER (WHERE dead AND group_size > 0) AS group_size,
+           count(*) FILTER (WHERE failed) AS failures
     FROM (
-        SELECT ended_at, group_size,
+        SELECT ended_at, group_size, failed,
                died OR (ended_at IS NULL AND (worker = %(worker)s OR coalesce(alive_until, now()) <= now())) AS dead
         FROM attempts LEFT JOIN workers USING (worker)
         WHERE attempts.id = jobs.id AND {within("attempts")} AND attempts.run = jobs.run
@@ -64,6 +65,7 @@ def _stored(
     suspect: int | None,
     deaths_alone: int | None,
     group_size: int | None,
+    failures: int | None,
     body: str | None,
     expires_at: Any,
     same_batch: bool | None,
@@ -79,6 +81,7 @@ def _stored(
         suspect=suspect or 0,
         deaths_alone=deaths_alone or 0,
         group_size=group_size or 0,
+        failures=failures or 0,
         result=None if body is None else body.encode(),
         expires_at=expires_at,
         same_batch=bool(same_batch),

@@ -122,9 +122,9 @@ class StoredJob:
 
     `state` is None where the job has no row yet. `suspect` counts the attempts of this run whose worker or engine
     died, `deaths_alone` those among them that ran alone, `group_size` the smallest group set apart that died with
-    it (0: none was set apart). `live_elsewhere` means another live worker holds an open attempt. `result` is the
-    encoded JobResult of a terminal job, `expires_at` its batch's deadline for jobs that have none. `same_batch`: the
-    row is of the batch that was asked about.
+    it (0: none was set apart), `failures` the attempts that failed and were to be tried again. `live_elsewhere` means
+    another live worker holds an open attempt. `result` is the encoded JobResult of a terminal job, `expires_at` its
+    batch's deadline for jobs that have none. `same_batch`: the row is of the batch that was asked about.
     """
 
     id: UUID
@@ -137,6 +137,7 @@ class StoredJob:
     suspect: int = 0
     deaths_alone: int = 0
     group_size: int = 0
+    failures: int = 0
     result: bytes | None = None
     expires_at: datetime | None = None
     same_batch: bool = False

@@ -98,6 +98,13 @@ attempts = Table(
     _now("started_at"),
     _time("ended_at"),
     Column("died", Boolean, nullable=False, server_default=text("false"), comment="its engine died under it"),
+    Column(
+        "failed",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="it failed by what may pass: the job is tried again",
+    ),
     PrimaryKeyConstraint("id", "run", "attempt"),
     postgresql_partition_by=_BY_ID,
 )

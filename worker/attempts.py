@@ -1,11 +1,12 @@
 """Attempts: written before a job is in the engine, ended when it comes out.
 
 An attempt that never ends tells of a death, so one that is given up in good order (a retry, a clean stop) is ended
-without an outcome, and one whose engine died is marked so.
+without an outcome, and one whose engine died is marked so. So is one that failed: those alone count as tries.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from headrace.engine.errors import EngineDead
@@ -20,6 +21,15 @@ from headrace.worker.outcomes import Outcomes
 from headrace.worker.retries import retry_for
 from headrace.worker.running import Running
 from headrace.worker.translate import to_error, to_request
+
+
+class Returned(NamedTuple):
+    """A job whose attempt ends without an outcome: as one that died or failed, or plainly. It is parked until a time."""
+
+    job: Job
+    died: bool
+    failed: bool
+    until: float
 
 
 class Attempts:
@@ -89,7 +99,7 @@ class Attempts:
         if self._running.ready:
             self._drive_engine(now, wait)
         for returned, _ in self._returns.results():
-            for job, _, until in returned:
+            for job, _, _, until in returned:
                 self._leave(job)
                 if job.verdict is None:
                     self._park(job, until)
@@ -108,10 +118,10 @@ class Attempts:
     def give_back_ended(self, jobs: Sequence[Job]) -> None:
         """These have left the engine, but their results cannot be written down: end their attempts likewise."""
         self._in_flight.update((job.row.id, job) for job in jobs)
-        self._return(jobs, died=False)
+        self._return(jobs)
 
     def _give_back_begun(self) -> None:
-        self._return(self._begun, died=False)
+        self._return(self._begun)
         self._begun.clear()
 
     def close(self) -> None:
@@ -190,15 +200,16 @@ class Attempts:
     # --- after the engine -------------------------------------------------------------------------------------------
 
     def _conclude(self, job: Job, done: TextCompletion, now: float) -> None:
-        retry = None if done.error is None else retry_for(done.error.code, job.attempt)
+        failures = job.failures + 1
+        retry = None if done.error is None else retry_for(done.error.code, failures)
         if job.verdict is None and done.aborted:
-            self._return([job], died=False)
+            self._return([job])
             return
         if job.verdict is None and retry is not None and done.error is not None:
-            wait_s = retry.wait_s(job.attempt)
+            wait_s = retry.wait_s(failures)
             self._metrics.retried(done.error.code)
             job_log.retried(job, done.error.code, wait_s)
-            self._return([job], died=False, until=now + wait_s)
+            self._return([job], failed=True, until=now + wait_s)
             return
         self._leave(job)
         if job.verdict is not None and (done.aborted or done.error is not None):
@@ -208,17 +219,18 @@ class Attempts:
         else:
             self._outcomes.succeed(job, done)
 
-    def _return(self, jobs: Iterable[Job], *, died: bool, until: float = 0.0) -> None:
+    def _return(
+        self, jobs: Iterable[Job], *, died: bool = False, failed: bool = False, until: float = 0.0
+    ) -> None:
         """End attempts without an outcome; their jobs are then parked until they are due."""
         returned = []
         for job in jobs:
             job.stage = Stage.ARRIVED
-            returned.append((job, died, until))
+            returned.append(Returned(job, died, failed, until))
         if returned:
             self._returns.put(returned)
 
-    def _call_end_attempts(self, returned: list[tuple[Job, bool, float]]) -> None:
-        for died in (False, True):
-            ids = [job.row.id for job, its_engine_died, _ in returned if its_engine_died is died]
-            if ids:
-                self._ledger.end_attempts(self._worker, ids, died=died)
+    def _call_end_attempts(self, returned: list[Returned]) -> None:
+        for died, failed in sorted({(each.died, each.failed) for each in returned}):
+            ids = [each.job.row.id for each in returned if (each.died, each.failed) == (died, failed)]
+            self._ledger.end_attempts(self._worker, ids, died=died, failed=failed)

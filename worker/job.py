@@ -41,7 +41,8 @@ class Job:
 
     request is None for a job that could not be read in full; ``problem`` then says why. deliveries: the record, and
     any further record of the same id and content; all are released together. verdict: how it is to end instead of
-    being answered. dead_letter: why its record is a dead letter too, by the outcome that it has.
+    being answered. dead_letter: why its record is a dead letter too, by the outcome that it has. attempt: the latest,
+    which may have been given back or have died; failures: those before it that failed and were to be tried again.
     unconfirmed: records of it that Kafka has not confirmed yet.
     """
 
@@ -53,6 +54,7 @@ class Job:
     stage: Stage = Stage.ARRIVED
     run: int = 1
     attempt: int = 0
+    failures: int = 0
     group_size: int = 0
     cost: int = 0
     verdict: JobState | None = None

@@ -12,15 +12,15 @@ from headrace.schemas import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """attempts: at most so many in all. The wait doubles from ``first_s`` up to ``longest_s``: three minutes together."""
+    """attempts: so many may fail, in whichever workers. The wait doubles from ``first_s`` up to ``longest_s``: three minutes together."""
 
     attempts: int = 10
     first_s: float = 0.5
     longest_s: float = 60.0
 
-    def wait_s(self, attempt: int) -> float:
-        """How long after the ``attempt``-th failure (from 1) the next try is due: full jitter, never under half."""
-        ceiling = min(self.longest_s, self.first_s * 2.0 ** min(attempt - 1, 30))
+    def wait_s(self, failure: int) -> float:
+        """How long after the ``failure``-th failure (from 1) the next try is due: full jitter, never under half."""
+        ceiling = min(self.longest_s, self.first_s * 2.0 ** min(failure - 1, 30))
         return ceiling * random.uniform(0.5, 1.0)
 
 
@@ -31,7 +31,10 @@ RETRIABLE: dict[str, Retry] = {
 }
 
 
-def retry_for(code: str, attempt: int) -> Retry | None:
-    """How to retry after the ``attempt``-th failure, or None if it is final."""
+def retry_for(code: str, failure: int) -> Retry | None:
+    """How to retry after the ``failure``-th failure (from 1), or None if it is final.
+
+    Attempts that a clean stop gave back, or that a death ended, are no failures of the job's.
+    """
     retry = RETRIABLE.get(code)
-    return retry if retry is not None and attempt < retry.attempts else None
+    return retry if retry is not None and failure < retry.attempts else None

@@ -241,7 +241,7 @@ class Worker:
                 job, ErrorCode.JOB_ID_OUT_OF_RANGE, "the job table keeps no day for this id"
             )
             return
-        job.run, job.attempt = stored.run, stored.attempt
+        job.run, job.attempt, job.failures = stored.run, stored.attempt, stored.failures
         if job.deadline_s is None and stored.expires_at is not None:
             job.deadline_s = stored.expires_at.timestamp()
             self._watch_deadline(job)

@@ -121,6 +121,15 @@ def test_an_engines_death_makes_suspects_while_its_worker_lives(ledger: Ledger) 
     assert (seen[other.id].suspect, seen[other.id].live_elsewhere) == (0, True)
 
 
+def test_failures_are_counted_apart_from_attempts_that_were_given_back_or_died(ledger: Ledger) -> None:
+    row = job()
+    for number, how in enumerate([{"failed": True}, {}, {"died": True}, {"failed": True}], start=1):
+        assert row.id in ledger.begin([attempt(row, attempt=number)])
+        ledger.end_attempts("w1", [row.id], **how)
+    seen = ledger.lookup([row], "w2")[row.id]
+    assert (seen.attempt, seen.failures, seen.suspect) == (4, 2, 1)
+
+
 def test_an_asker_that_does_not_hold_its_own_open_attempt_lost_it(ledger: Ledger) -> None:
     row = job()
     ledger.heartbeat("w1", "default", "m", ttl=60)

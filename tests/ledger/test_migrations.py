@@ -61,7 +61,7 @@ def test_migrations_and_code_give_the_same_views_and_partitioning(database_url: 
 
 
 def test_every_migration_can_be_taken_back(empty_url: str) -> None:
-    revisions = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
+    revisions = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"]
     for revision in revisions:
         ledger.migrate(empty_url, revision)
     ledger.migrate(empty_url)
@@ -87,14 +87,14 @@ def test_check_says_what_is_missing(empty_url: str, database_url: str) -> None:
     ledger.migrate(empty_url, "0002")
     (told,) = ledger.check(empty_url)
     assert "0002" in told
-    assert "0010" in told
+    assert "0011" in told
 
 
 def test_an_older_database_is_refused_and_a_newer_one_is_not(empty_url: str) -> None:
     with pytest.raises(ledger.NotMigrated, match="no Headrace tables"):
         ledger.require_migrated(empty_url)
     ledger.migrate(empty_url, "0007")
-    with pytest.raises(ledger.NotMigrated, match="at migration 0007, this version needs 0010"):
+    with pytest.raises(ledger.NotMigrated, match="at migration 0007, this version needs 0011"):
         ledger.require_migrated(empty_url)
     ledger.migrate(empty_url)
     ledger.require_migrated(empty_url)
@@ -153,4 +153,4 @@ def test_an_address_of_another_database_is_refused_by_name() -> None:
 def test_alembic_runs_from_its_own_command_line(empty_url: str) -> None:
     command = [sys.executable, "-m", "alembic", "-x", f"url={empty_url}", "upgrade", "head"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert query(empty_url, "SELECT version_num FROM alembic_version") == [("0010",)]
+    assert query(empty_url, "SELECT version_num FROM alembic_version") == [("0011",)]

@@ -89,7 +89,7 @@ def test_no_statement_of_the_recorder_or_a_worker_looks_into_other_days(ledger: 
         lambda cursor: lookup.lookup(cursor, [row], "w1"),
         lambda cursor: attempts.begin(cursor, [attempt(row)]),
         lambda cursor: attempts.begin_absent(cursor, [attempt(row)]),
-        lambda cursor: attempts.end(cursor, "w1", [row.id], False),
+        lambda cursor: attempts.end(cursor, "w1", [row.id], False, False),
         lambda cursor: finish.finish(cursor, [outcome(row)]),
         lambda cursor: finish.finish_absent(cursor, [outcome(row)]),
         lambda cursor: reopen.reopen(cursor, [replace(row, run=2)]),

@@ -28,7 +28,7 @@ class SlowLedger:
         self.go_on.wait(120)
         return Begun(frozenset(row.job.id for row in attempts))
 
-    def end_attempts(self, worker: str, ids: Iterable[UUID], *, died: bool) -> None:
+    def end_attempts(self, worker: str, ids: Iterable[UUID], *, died: bool, failed: bool) -> None:
         assert not died
         self.ended += ids
 
@@ -112,7 +112,7 @@ def test_a_job_cancelled_while_its_attempt_is_being_ended_does_not_wait_for_its_
     bench.ledger.go_on.set()
     bench.attempts.begin([job])
     bench.turn_until(lambda: bench.engine.started)
-    bench.attempts._return([job], died=False, until=time.time() + 60)  # as after an error that passes
+    bench.attempts._return([job], failed=True, until=time.time() + 60)
     job.verdict = JobState.CANCELLED
     bench.turn_until(lambda: not bench.attempts)
     assert (bench.looked_up, bench.parked) == ([job], [])

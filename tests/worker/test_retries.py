@@ -8,14 +8,14 @@ from headrace.worker.timetable import Timetable
 
 @pytest.mark.parametrize("code", ["invalid_request", "internal_error", "unheard_of"])
 def test_what_the_table_does_not_name_is_final(code: str) -> None:
-    assert retry_for(code, attempt=1) is None
+    assert retry_for(code, failure=1) is None
 
 
 @pytest.mark.parametrize("code", sorted(RETRIABLE))
 def test_the_table_says_how_often_a_passing_trouble_is_retried(code: str) -> None:
     allowed = RETRIABLE[code].attempts
-    assert retry_for(code, attempt=allowed - 1) is RETRIABLE[code]
-    assert retry_for(code, attempt=allowed) is None
+    assert retry_for(code, failure=allowed - 1) is RETRIABLE[code]
+    assert retry_for(code, failure=allowed) is None
 
 
 def test_the_wait_doubles_up_to_a_limit_and_is_jittered() -> None:

@@ -4,11 +4,23 @@ import time
 from pathlib import Path
 
 from pipeline import Pipeline
+from standin import StandInEngine
 
 from headrace.schemas import CancelBatch, CancelJob
 from headrace.worker.retries import RETRIABLE
 
 ATTEMPTS = "SELECT count(*) FROM attempts"
+TRIED = """
+WITH changed AS (UPDATE jobs SET attempt = %s RETURNING id)
+INSERT INTO attempts (id, run, attempt, worker, group_size, ended_at, failed)
+SELECT id, 1, number, 'gone', 0, now(), %s FROM changed, generate_series(1, %s) number
+ON CONFLICT (id, run, attempt) DO UPDATE SET ended_at = excluded.ended_at, failed = excluded.failed RETURNING id
+"""
+
+
+def tried_before(line: Pipeline, attempts: int, *, failed: bool) -> None:
+    """As if earlier workers had made so many attempts at the one job: each failed, or was given back at a clean stop."""
+    line.query(TRIED, attempts, failed, attempts)
 
 
 def test_the_attempts_of_a_job_are_counted_in_the_table_and_survive_a_kill(line: Pipeline) -> None:
@@ -19,7 +31,7 @@ def test_the_attempts_of_a_job_are_counted_in_the_table_and_survive_a_kill(line:
     line.wait_for(lambda: line.query(ATTEMPTS) >= [(2,)])
     first.kill()
     first.wait()
-    line.query("UPDATE jobs SET attempt = %s RETURNING id", allowed - 1)  # as if it had failed minutes more
+    tried_before(line, allowed - 1, failed=True)  # as if it had failed minutes more
 
     second = line.start_process()
     line.wait_terminal(1)
@@ -28,6 +40,23 @@ def test_the_attempts_of_a_job_are_counted_in_the_table_and_survive_a_kill(line:
     assert line.rows() == {id: "failed"}
     assert line.query("SELECT attempt, error_code FROM jobs") == [(allowed, "out_of_memory")]
     assert line.query("SELECT max(attempt) FROM attempts") == [(allowed,)]
+
+
+def test_attempts_that_were_given_back_do_not_count_against_the_tries_of_a_job(line: Pipeline) -> None:
+    allowed = RETRIABLE["out_of_memory"].attempts
+    first = line.start_worker(lambda: StandInEngine(latency_s=1e9), grace_s=0.0)
+    id = line.submit("flaky:1")
+    line.flush()
+    line.wait_for(lambda: first.engine.seen)
+    first.close()
+    assert line.query("SELECT died, failed FROM attempts WHERE ended_at IS NOT NULL") == [(False, False)]
+    tried_before(line, 2 * allowed, failed=False)
+    second = line.start_worker()
+    line.wait_terminal(1)
+    second.close()
+    assert line.rows() == {id: "succeeded"}
+    assert line.query("SELECT attempt FROM jobs") == [(2 * allowed + 2,)]
+    assert line.query("SELECT attempt FROM attempts WHERE failed") == [(2 * allowed + 1,)]
 
 
 def test_a_job_that_waits_for_its_next_try_keeps_its_offset_and_nobody_else_waiting(
