@@ -17,8 +17,8 @@ class Announced:
     """A batch, as far as the control messages taken in tell of it.
 
     expected: how many records it has; of several counts the largest, since a file that grew is sent again. None until it
-    is closed. submission: the sending that this count is of, the latest where several have the same; None where it has no
-    name. opened_ms: the time of the message that opened it.
+    is closed. submission: the sending that this count is of, the latest with a name where several have the same; None where
+    none has. opened_ms: the time of the message that opened it. The job table's rule is the same.
     """
 
     def __init__(self, tenant: str, batch_id: str) -> None:
@@ -59,10 +59,21 @@ class Announced:
         if (control.tenant, control.batch_id) != self._address:
             return
         if isinstance(control, BatchClosed):
-            if self.expected is None or control.expected >= self.expected:
+            if self.expected is None or _rank(control) >= (self.expected, self.submission is not None):
                 self.expected, self.submission = control.expected, control.submission
         elif self.opened_ms is None:
             self.opened_ms = message.timestamp()[1]
+
+    def supersedes(self, expected: int | None, submission: str | None) -> bool:
+        """Whether a batch closed with that count, of that sending, is closed otherwise once all of this is recorded."""
+        if self.expected is None or expected is None:
+            return self.expected is not None
+        named = self.submission is not None and self.submission != submission
+        return self.expected > expected or (self.expected == expected and named)
+
+
+def _rank(closed: BatchClosed) -> tuple[int, bool]:
+    return closed.expected, closed.submission is not None
 
 
 def not_recorded(kafka: Mapping[str, Any], topics: Topics, tenant: str, batch_id: str) -> Announced:

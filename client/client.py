@@ -48,7 +48,8 @@ class Submission:
 
     ids: of the jobs, in the order of their lines. expected: how many records were sent, which is how many end.
     problems: lines that will not succeed, the first first; then those that were found to be refused while the results were
-    followed. repeated: lines that have a custom id of earlier ones. lines: of each job, what it was sent with.
+    followed. repeated: lines that have a custom id of earlier ones. lines: of each job, what it was sent with. sending: its
+    name among those of the batch, which under an idempotency key may be several.
     """
 
     tenant: str
@@ -58,6 +59,7 @@ class Submission:
     problems: list[Problem]
     repeated: Repeated = field(default_factory=Repeated)
     lines: Mapping[UUID, SentLine] = field(default_factory=dict, repr=False, compare=False)
+    sending: str | None = field(default=None, repr=False, compare=False)
 
 
 class Client:
@@ -252,7 +254,14 @@ class Client:
         finally:
             self.confirmed = self._outbox.confirmed - before
         return Submission(
-            reader.tenant, reader.batch_id, ids, sent, problems, reader.repeated, reader.first_of
+            reader.tenant,
+            reader.batch_id,
+            ids,
+            sent,
+            problems,
+            reader.repeated,
+            reader.first_of,
+            reader.submission,
         )
 
     def _send_control(self, message: ControlMessage, patience: float = float("inf")) -> None:

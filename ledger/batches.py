@@ -58,7 +58,9 @@ def apply(cursor: Rows, messages: Sequence[ControlMessage]) -> None:
     """Take note of the messages."""
     opened = _each_once(m for m in messages if isinstance(m, BatchOpened))
     latest_first = [m for m in reversed(messages) if isinstance(m, BatchClosed)]
-    closed = _each_once(sorted(latest_first, key=lambda m: m.expected, reverse=True))
+    closed = _each_once(
+        sorted(latest_first, key=lambda m: (m.expected, m.submission is not None), reverse=True)
+    )
     cancels = sorted({_target(m) for m in messages if isinstance(m, CancelJob | CancelBatch)})
     if opened or closed:
         cursor.execute(_NAME, columns(sorted({key for key, _ in (*opened, *closed)})))

@@ -53,9 +53,12 @@ def _job_status(*, state: str, **columns: object) -> JobStatus:
 
 
 def batch(cursor: Rows, tenant: str, batch_id: str) -> BatchProgress | None:
-    """One line of `batch_progress`."""
+    """One line of `batch_progress`, and the sending that its count is of."""
     named = cursor.connection.cursor(row_factory=kwargs_row(_batch_progress))
-    query = "SELECT * FROM batch_progress WHERE tenant = %s AND batch_id = %s"
+    query = (
+        "SELECT progress.*, submission FROM batch_progress progress JOIN batches USING (tenant, batch_id)"
+        " WHERE tenant = %s AND batch_id = %s"
+    )
     return named.execute(query, (tenant, batch_id)).fetchone()
 
 

@@ -188,7 +188,7 @@ class BatchState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One line of the view `batch_progress`."""
+    """One line of the view `batch_progress`. submission: the sending that the expected count is of, where it has a name."""
 
     tenant: str
     batch_id: str
@@ -207,6 +207,7 @@ class BatchProgress:
     completion_tokens: int
     opened_at: datetime | None
     closed_at: datetime | None
+    submission: str | None = None
 
     @property
     def done(self) -> int:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.client import Client
+    from headrace.client.announced import Announced
     from headrace.ledger import Ledger
     from headrace.local.state import Addresses
     from headrace.schemas import Topics
@@ -115,23 +116,23 @@ def kafka_client(settings: "Settings") -> dict[str, Any]:
     return {"bootstrap.servers": bootstrap_servers(settings), **settings.kafka}
 
 
-def announced(settings: "Settings", batch_id: str) -> int:
-    """How many records the batch is to have, by messages that the recorder has not confirmed; 0 where there are none.
+def announced(settings: "Settings", batch_id: str) -> "Announced":
+    """What is said of the batch in messages that the recorder has not confirmed. Raises BrokerUnreachable.
 
-    Following needs no Kafka: where none is named the job table is believed, and where it does not answer that is said too.
+    Following needs no Kafka: where none is named nothing is said, and where it has no such topic the same, with a word.
     """
-    from headrace.client import BrokerUnreachable, TopicMissing
-    from headrace.client.announced import not_recorded
+    from headrace.client import TopicMissing
+    from headrace.client.announced import Announced, not_recorded
 
     try:
         kafka = kafka_client(settings)
     except Failure:
-        return 0
+        return Announced(settings.tenant, batch_id)
     try:
-        return not_recorded(kafka, topics(settings), settings.tenant, batch_id).expected or 0
-    except (BrokerUnreachable, TopicMissing) as error:
+        return not_recorded(kafka, topics(settings), settings.tenant, batch_id)
+    except TopicMissing as error:
         note(f"Whether batch {batch_id} was sent more that the recorder has not read is not known: {error}.")
-        return 0
+        return Announced(settings.tenant, batch_id)
 
 
 def admin(settings: "Settings") -> Any:

@@ -8,6 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from headrace.cli.pace import Glance, Pace
+from headrace.cli.promise import Promise
 from headrace.cli.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -17,31 +18,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 PLAIN_S = 2.0
-
-
-class Promise:
-    """How many records a batch is to have, as far as anybody has said.
-
-    The job table knows what the recorder has read. So when it calls the batch complete, and not before, ``announced`` is
-    asked whether more was promised that is not recorded yet; and then the table once more, since that may have been recorded
-    after the look and before the question.
-    """
-
-    def __init__(self, expected: int = 0, announced: Callable[[], int] | None = None) -> None:
-        self.expected = expected
-        self._announced = announced
-        self._asked = False
-
-    def kept(self, batch: "BatchProgress | None") -> bool:
-        """Whether the batch, just looked at, is over, and not as it was before a file that has grown was sent again."""
-        if batch is None or not batch.over or (batch.expected or 0) < self.expected:
-            self._asked = False
-            return False
-        if self._asked or self._announced is None:
-            return True
-        self.expected = max(self.expected, self._announced())
-        self._asked = True
-        return False
 
 
 def follow(
@@ -56,7 +32,7 @@ def follow(
 ) -> "BatchProgress | None":
     """Return the batch once it is over, or as it is when ``stop`` is set.
 
-    promise: what the batch is to have at least, where the recorder may not have read it yet. meanwhile is called at each
+    promise: what was sent of the batch, where the recorder may not have read it yet. meanwhile is called at each
     look, and may raise. Raises LedgerUnavailable where Postgres is away at the first look; later it is waited for.
     """
     promise = promise or Promise()

@@ -9,10 +9,11 @@ from headrace.cli import context
 from headrace.cli.earlier import Refused, refuse_cancelled, refuse_used, refused, refused_so_far
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.follow import Promise, follow
+from headrace.cli.follow import follow
 from headrace.cli.input import open_input
 from headrace.cli.output import Json, count, emit, fields, note, open_output
 from headrace.cli.paused import paused
+from headrace.cli.promise import Promise
 from headrace.cli.results import Format, Lines, Reader, write_result, write_results
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import as_json, check_sent, parse_deadline, report_problems, send
@@ -21,6 +22,7 @@ from headrace.cli.waiting import Waiting
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+    from headrace.client import Submission
     from headrace.ledger import BatchProgress, JobStatus, Ledger
     from headrace.settings import Settings
 
@@ -103,7 +105,7 @@ def submit(
                     settings.tenant,
                     submission.batch_id,
                     stop,
-                    promise=Promise(submission.expected),
+                    promise=_promise_of(settings, submission),
                     quiet=json,
                 )
                 waiting = Waiting(stop, answered=True)
@@ -142,7 +144,7 @@ def status(
         interrupted = False
         if wait and _is_batch(found):
             with stop_on_signals() as stop:
-                promise = _promise(settings, target)
+                promise = _promise_to_others(settings, target)
                 found = follow(ledger, settings.tenant, target, stop, promise=promise, quiet=json) or found
                 interrupted = stop.is_set()
     if json:
@@ -202,7 +204,7 @@ def results(
         with open_output(output) as out:
             lines = Lines(out, format, reader)
             if _is_batch(found):
-                promise = _promise(settings, target) if wait else None
+                promise = _promise_to_others(settings, target) if wait else None
                 written = write_results(
                     ledger, settings.tenant, target, lines, promise=promise, stop=stop, run=run
                 )
@@ -268,9 +270,18 @@ def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "Batch
     return found
 
 
-def _promise(settings: "Settings", batch_id: str) -> Promise:
+def _promise_of(settings: "Settings", submission: "Submission") -> Promise:
+    """What was just sent; under an idempotency key the job table may still show an earlier sending as complete."""
+    if submission.sending is None:
+        return Promise(submission.expected)
+    return Promise(
+        submission.expected, submission.sending, lambda: context.announced(settings, submission.batch_id)
+    )
+
+
+def _promise_to_others(settings: "Settings", batch_id: str) -> Promise:
     """What somebody else's batch is to have: the job table says, and Kafka what the recorder has not read."""
-    return Promise(announced=lambda: context.announced(settings, batch_id))
+    return Promise(unread=lambda: context.announced(settings, batch_id))
 
 
 def _is_batch(found: "BatchProgress | JobStatus") -> "TypeIs[BatchProgress]":

@@ -12,10 +12,11 @@ from headrace.cli import context, showcase
 from headrace.cli.engine import default_model
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.follow import Promise, follow
+from headrace.cli.follow import follow
 from headrace.cli.input import check_input, open_input
 from headrace.cli.jobs import Input, show_batch
 from headrace.cli.output import Json, count, emit, fields, messages, must_have_directory, note, open_output
+from headrace.cli.promise import Promise
 from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.stopping import Stop, interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import check_sent, must_be_tier, report_problems, send

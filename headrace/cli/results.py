@@ -8,8 +8,8 @@ from uuid import UUID
 
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.follow import Promise
 from headrace.cli.output import count
+from headrace.cli.promise import Promise
 from headrace.cli.waiting import Waiting
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 from pipeline import pipeline, recording
@@ -11,8 +12,10 @@ from waiting import eventually
 
 from headrace.cli import app, context
 from headrace.cli import follow as module
-from headrace.cli.follow import Promise, follow
+from headrace.cli.follow import follow
+from headrace.cli.promise import Promise
 from headrace.client import Client
+from headrace.client.announced import Announced
 from headrace.ledger import BatchProgress, BatchState
 
 
@@ -100,27 +103,6 @@ def test_what_goes_wrong_meanwhile_ends_it() -> None:
         follow(Growing(), "default", "b", Event(), quiet=True, meanwhile=fail)  # type: ignore[arg-type]
 
 
-def test_what_was_announced_is_asked_each_time_the_batch_is_complete_and_not_before() -> None:
-    ledger, announced = Stale(), [0, 8]
-    promise = Promise(announced=announced.pop)
-    batch = follow(ledger, "default", "b", Event(), promise=promise, quiet=True)  # type: ignore[arg-type]
-    assert (ledger.looks, announced) == (5, [])
-    assert batch is not None
-    assert batch.succeeded == 8
-
-
-def test_what_is_recorded_just_before_the_question_is_waited_for() -> None:
-    ledger = Stale()
-
-    def announced() -> int:
-        ledger.looks = 3  # and nothing is left unread
-        return 0
-
-    batch = follow(ledger, "default", "b", Event(), promise=Promise(announced=announced), quiet=True)  # type: ignore[arg-type]
-    assert batch is not None
-    assert batch.succeeded == 8
-
-
 @pytest.mark.timeout(600)
 def test_results_wait_for_what_was_sent_again_before_anybody_has_read_it(
     kafka: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,3 +155,62 @@ def test_results_wait_for_what_was_sent_again_before_anybody_has_read_it(
         "2",
         "3",
     ]
+
+
+BAD, MENDED = '{"custom_id": "a", "prompt": ', '{"custom_id": "a", "prompt": "mended"}'
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", ["submit", "status"])
+def test_a_file_that_was_mended_is_followed_to_its_end_though_the_table_shows_it_complete_as_it_was(
+    kafka: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    good = '{"custom_id": "b", "prompt": "good"}'
+    asked, ended, ask = [], Event(), context.announced
+
+    def announced(*arguments: Any) -> Announced:
+        told = ask(*arguments)
+        asked.append(told.expected)
+        return told
+
+    monkeypatch.setattr(context, "announced", announced)
+    with pipeline(kafka, database_url, partitions=2) as made, Client(kafka, made.topics) as client:
+        monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka)
+        monkeypatch.setenv("DATABASE_URL", database_url)
+        monkeypatch.setenv("HEADRACE_TOPIC_PREFIX", made.topics.prefix)
+        monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+        worker = made.start_worker()
+        with recording(made):
+            batch_id = client.submit([BAD, good], idempotency_key="k").batch_id
+
+            def complete() -> bool:
+                batch = made.ledger.batch("default", batch_id)
+                return batch is not None and batch.complete
+
+            eventually(complete)
+        worker.close()
+
+        def go_on() -> None:
+            eventually(lambda: len(asked) > 2 or ended.is_set())  # the recorder lags for so long
+            made.start_worker()
+            with recording(made):
+                ended.wait(120)
+
+        others = Thread(target=go_on)
+        others.start()
+        try:
+            if command == "submit":
+                file = tmp_path / "mended.jsonl"
+                file.write_text(f"{MENDED}\n{good}\n")
+                arguments = ["submit", str(file), "--idempotency-key", "k", "--follow", "--json"]
+            else:
+                client.submit([MENDED, good], idempotency_key="k")
+                arguments = ["status", batch_id, "--follow", "--json"]
+            result = CliRunner().invoke(app, arguments)
+        finally:
+            ended.set()
+            others.join(120)
+    told = json.loads(result.stdout)
+    batch = told.get("batch", told)
+    assert (batch["succeeded"], batch["rejected"], batch["state"]) == (2, 0, "complete"), told
+    assert asked[:3] == [2, 2, 2]

@@ -14,8 +14,9 @@ import pytest
 from headrace.cli import results
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.follow import Promise
+from headrace.cli.promise import Promise
 from headrace.cli.results import POLL_S, Format, Lines, Reader, write_results
+from headrace.client.announced import Announced
 from headrace.ledger import BatchProgress, BatchState, RejectionRow, StoredResult
 from headrace.schemas import Choice, JobResult, JobState, Reference
 from headrace.store import Store, open_store
@@ -89,7 +90,7 @@ def test_a_complete_batch_is_looked_at_once_more_without_waiting_for_as_long_as_
 
     monkeypatch.setattr("headrace.cli.results.time.monotonic", lambda: clock[0])
     lines = Lines(io.BytesIO(), Format.JSONL, Reader(None))
-    promise = Promise(announced=lambda: 0)
+    promise = Promise(unread=lambda: Announced("default", "b"))
     assert write_results(Slow(4, [2, 4, 4]), "default", "b", lines, promise=promise, stop=Stop()) == 4  # type: ignore[arg-type]
     assert pauses == [5 * 60.0, POLL_S]
 

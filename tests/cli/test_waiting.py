@@ -9,7 +9,8 @@ from rows import jobs, outcome
 from waiting import eventually
 
 from headrace.cli import results, waiting
-from headrace.cli.follow import Promise, follow
+from headrace.cli.follow import follow
+from headrace.cli.promise import Promise
 from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.waiting import QUIET_S, Waiting
 from headrace.ledger import BatchProgress, BatchState, Ledger, LedgerUnavailable
