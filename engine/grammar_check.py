@@ -121,7 +121,8 @@ def _least_chars(grammar: Grammar) -> int:
 def _serve(limit_s: float) -> None:
     """Grammars come in on stdin, a line each; what is wrong with each and how short its answers may be go out on stdout.
 
-    An empty line goes out first, once it is ready. Ends with the parent. One that takes longer than ``limit_s`` ends this process: a timer needs no thread that could still run.
+    An empty line goes out first, once it is ready. Ends with the parent. One that takes longer than ``limit_s`` ends this
+    process: a timer needs no thread that could still run.
     """
     import llguidance
 

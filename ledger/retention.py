@@ -93,7 +93,8 @@ WHERE tier_counts.pool = drained.pool AND tier_counts.tier = drained.tier AND ti
 def retire(database: Database, keep: timedelta) -> list[str]:
     """Forget what ended longer than `keep` ago; return the names of the days dropped.
 
-    Days, named jobs, rejections, the rest and batches are each tried, whatever becomes of the others. Then the last failure is raised.
+    Days, named jobs, rejections, the rest and batches are each tried, whatever becomes of the others. Then the last
+    failure is raised.
     """
     with ExitStack() as then:  # the last one first
         then.callback(_forget_batches, database, keep)

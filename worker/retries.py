@@ -12,7 +12,7 @@ from headrace.schemas import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """attempts: so many may fail, in whichever workers. The wait doubles from ``first_s`` up to ``longest_s``: three minutes together."""
+    """attempts: so many may fail, in all workers. The wait doubles from ``first_s`` to ``longest_s``: three minutes together."""
 
     attempts: int = 10
     first_s: float = 0.5
