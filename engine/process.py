@@ -7,8 +7,10 @@ report; the child looks for commands between steps. A child whose parent is gone
 import contextlib
 import gc
 import multiprocessing
+import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -158,9 +160,14 @@ def _serve(config: EngineConfig, pipe: Connection) -> None:
         _loop(engine, pipe)
     except (EOFError, BrokenPipeError):
         pass  # the parent is gone
-    finally:
-        engine.close()
-        gc.unfreeze()  # else the interpreter keeps Triton's objects to its end, and its bindings print them as leaks
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(
+            1
+        )  # at once: on a device that failed, who tidies up may wait for ever, and the parent with it
+    engine.close()
+    gc.unfreeze()  # else the interpreter keeps Triton's objects to its end, and its bindings print them as leaks
 
 
 def _collect_seldom() -> None:

@@ -131,6 +131,17 @@ def test_a_killed_child_is_reported_and_close_still_works(engine):
     engine.close()
 
 
+def test_an_error_in_the_child_is_printed_there_and_reported_here(config, capfd):
+    engine = EngineProcess(config)
+    engine._pipe.send(
+        ("no_such_command", ())
+    )  # raises in the child's loop, as a step does on a broken device
+    with pytest.raises(EngineDead, match="exit code 1"):
+        collect(engine, count=1)
+    engine.close()
+    assert "no_such_command" in capfd.readouterr().err
+
+
 def test_what_cannot_be_built_raises_here(tmp_path):
     with pytest.raises(ModelNotFound):
         EngineProcess(EngineConfig(model=str(tmp_path / "nowhere"), device="cpu"))
