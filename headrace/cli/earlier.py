@@ -10,6 +10,7 @@ from headrace.cli import context
 from headrace.cli.errors import Failure, translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import count, note, numbers
+from headrace.cli.submission import about_batch
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -57,7 +58,7 @@ def refuse_used(settings: "Settings", batch_id: str) -> None:
             Exit.REFUSED,
             f"Batch {batch_id!r} is open and has {count(held, 'record')} already: sent again, lines would run twice.",
             "To go on with a submit that broke off, give its --idempotency-key again. If it had none, choose another --batch,"
-            f" and end what runs with `headrace cancel {batch_id} --batch`.",
+            f" and end what runs with `{about_batch(settings, 'cancel', batch_id, '--batch')}`.",
         )
 
 

@@ -34,6 +34,8 @@ def open_input(path: str, command: str) -> Iterator[Iterable[bytes]]:
     command: what takes lines on stdin, for the remedy. Raises OSError, and Failure where they are plainly no JSON lines.
     """
     if path == "-":
+        if sys.stdin is None:
+            raise Failure(Exit.USAGE, "No job was read: stdin is closed.", "Name a file, or pipe lines in.")
         yield _looked_at(sys.stdin.buffer, "stdin", "FILE", f"| {command}")
     else:
         with open(path, "rb") as source:

@@ -16,7 +16,7 @@ from headrace.cli.paused import paused
 from headrace.cli.promise import Promise
 from headrace.cli.results import Format, Lines, Reader, write_result, write_results
 from headrace.cli.stopping import interrupt_on_signals, stop_on_signals
-from headrace.cli.submission import as_json, check_sent, parse_deadline, report_problems, send
+from headrace.cli.submission import about_batch, as_json, check_sent, parse_deadline, report_problems, send
 from headrace.cli.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -93,8 +93,9 @@ def submit(
             idempotency_key=idempotency_key,
             strict=strict,
         )
+        if not json:
+            note(f"Batch {submission.batch_id}: {count(submission.expected, 'job')} sent to tier {tier}.")
     if not json:
-        note(f"Batch {submission.batch_id}: {count(submission.expected, 'job')} sent to tier {tier}.")
         report_problems(submission)
     progress, interrupted, changed = None, False, Refused(submission, {})
     try:
@@ -121,7 +122,8 @@ def submit(
     if progress and not json:
         show_batch(progress)
     elif not json:
-        note(f"headrace status {submission.batch_id}\nheadrace results {submission.batch_id} --follow")
+        note(about_batch(settings, "status", submission.batch_id))
+        note(about_batch(settings, "results", submission.batch_id, "--follow"))
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
     changed.check()
@@ -253,7 +255,9 @@ def cancel(
     if json:
         emit({"cancelled": target, "kind": kind})
     else:
-        note(f"Asked to cancel {kind} {target}; `headrace status {target}` shows what came of it.")
+        note(
+            f"Asked to cancel {kind} {target}; `{about_batch(settings, 'status', target)}` shows what came of it."
+        )
 
 
 def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "BatchProgress | JobStatus":

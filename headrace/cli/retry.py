@@ -9,6 +9,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.jobs import PANEL, Tenant
 from headrace.cli.output import Json, count, emit, note
+from headrace.cli.submission import about_batch
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -53,7 +54,8 @@ def retry(
     else:
         note(f"{count(sent, 'job')} of batch {batch} run again.")
         if sent and not failed_only:
-            note(f"Their former results: headrace results {batch} --run 1 (or the run that they had).")
+            former = about_batch(settings, "results", batch, "--run", "1")
+            note(f"Their former results: {former} (or the run that they had).")
     if gone:
         raise Failure(Exit.NOT_FOUND, _not_there(gone), "Submit those again, as new jobs.")
 

@@ -1,5 +1,6 @@
 """Sending a file of prompts: what is asked before, what is said after, and what to do where it broke off."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.settings import Settings
 
 SHOWN_PROBLEMS = 5
+DEFAULT_TENANT = "default"  # as settings and schemas have it, which are imported when they are needed
 
 
 def send(
@@ -28,12 +30,23 @@ def send(
 ) -> "Submission":
     """Submit ``lines``. Raises Failure for a tier that does not exist, and on a KeyboardInterrupt."""
     must_be_tier(settings, tier)
-    with context.open_client(settings) as client:
-        try:
-            return client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
-        except KeyboardInterrupt:
-            message = f"Stopped when Kafka had confirmed {count(client.confirmed, 'job')}."
-            raise Failure(Exit.INTERRUPTED, message, _how_to_go_on(batch_id, idempotency_key)) from None
+    client, sent = context.open_client(settings), None
+    try:
+        with client:
+            sent = client.submit(lines, tier, batch_id=batch_id, idempotency_key=idempotency_key, **options)
+        return sent
+    except KeyboardInterrupt:
+        if sent is not None:  # in the moment that it takes to close the client
+            message = f"Stopped when batch {sent.batch_id} was sent: {count(sent.expected, 'job')} run."
+            raise Failure(Exit.INTERRUPTED, message, about_batch(settings, "status", sent.batch_id)) from None
+        message = f"Stopped when Kafka had confirmed {count(client.confirmed, 'job')}."
+        raise Failure(Exit.INTERRUPTED, message, _how_to_go_on(settings, batch_id, idempotency_key)) from None
+
+
+def about_batch(settings: "Settings", command: str, batch_id: str, *options: str) -> str:
+    """A command about a batch, to be pasted into a shell."""
+    tenant = () if settings.tenant == DEFAULT_TENANT else ("--tenant", settings.tenant)
+    return shlex.join(["headrace", command, batch_id, *options, *tenant])
 
 
 def must_be_tier(settings: "Settings", tier: str) -> None:
@@ -42,15 +55,15 @@ def must_be_tier(settings: "Settings", tier: str) -> None:
         raise Failure(Exit.USAGE, f"There is no tier {tier!r}.", f"Tiers are {', '.join(settings.tiers)}.")
 
 
-def _how_to_go_on(batch_id: str | None, idempotency_key: str | None) -> str:
+def _how_to_go_on(settings: "Settings", batch_id: str | None, idempotency_key: str | None) -> str:
     """With a submit that was broken off; see Client.submit for what becomes of its batch."""
     if idempotency_key is not None:
         return "Give the same command with the same --idempotency-key to go on: nothing runs twice."
     if batch_id is None:
         return "What was sent is cancelled: submit the file again."
     return (
-        f"What was sent runs, and batch {batch_id!r} stays open. To begin again end it with `headrace cancel {batch_id} --batch`"
-        " and choose another --batch; a submit with --idempotency-key could be repeated as it is."
+        f"What was sent runs, and batch {batch_id!r} stays open. To begin again end it with"
+        f" `{about_batch(settings, 'cancel', batch_id, '--batch')}` and choose another --batch; a submit with --idempotency-key could be repeated as it is."
     )
 
 
