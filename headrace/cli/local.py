@@ -114,6 +114,7 @@ def run(
     must_be_tier(settings, tier)
     if output is not None:
         must_have_directory(output)
+        _must_not_be(file, output)
     with (
         open_input(file, "headrace local run -") as prompts,
         stop_on_signals() as stop,
@@ -214,6 +215,14 @@ def _running(settings: "Settings", stop: Stop, quiet: bool) -> "Iterator[tuple[S
     else:
         with _stack(settings, stop, quiet, passing=True) as (stack, addresses):
             yield _at(settings, addresses), stack
+
+
+def _must_not_be(file: str, output: Path) -> None:
+    """Raise Failure where results would be written over the prompts, whatever the two are called."""
+    if file != "-" and output.exists() and output.samefile(file):
+        raise Failure(
+            Exit.REFUSED, f"{output} is already there: it is the file of the prompts.", "Choose another."
+        )
 
 
 def _at(settings: "Settings", addresses: "Addresses") -> "Settings":

@@ -71,6 +71,29 @@ def test_what_cannot_end_well_is_told_before_anything_is_sent(
     assert not sent
 
 
+@pytest.mark.parametrize("output", ["prompts.jsonl", "below/../prompts.jsonl", "link.jsonl", "hard.jsonl"])
+def test_results_are_never_written_over_the_prompts(output: str, sent: list[list[bytes]]) -> None:
+    prompts = Path("prompts.jsonl")
+    prompts.write_text('{"prompt": "hello"}\n')
+    Path("below").mkdir()
+    Path("link.jsonl").symlink_to("prompts.jsonl")
+    Path("hard.jsonl").hardlink_to("prompts.jsonl")
+    result = CliRunner().invoke(app, ["local", "run", "prompts.jsonl", "-o", output])
+    assert result.exit_code == Exit.REFUSED, result.output
+    assert f"{output} is already there: it is the file of the prompts." in result.output
+    assert not sent
+    assert prompts.read_text() == '{"prompt": "hello"}\n'
+
+
+def test_results_of_an_earlier_run_are_written_over(sent: list[list[bytes]]) -> None:
+    Path("prompts.jsonl").write_text('{"prompt": "hello"}\n')
+    Path("out.jsonl").write_text("earlier results")
+    result = CliRunner().invoke(app, ["local", "run", "prompts.jsonl", "-o", "out.jsonl"])
+    assert result.exit_code == 0, result.output
+    assert len(sent) == 1
+    assert Path("out.jsonl").read_text() == "first"
+
+
 class Interrupted:
     """A client whose user has seen enough when Kafka has three jobs."""
 
