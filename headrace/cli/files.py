@@ -12,7 +12,7 @@ from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.follow import duration
 from headrace.cli.input import check_input
-from headrace.cli.output import Json, emit, must_have_directory, note
+from headrace.cli.output import Json, emit, must_be_file, note
 from headrace.cli.serve import Device, Model
 from headrace.cli.stopping import stop_on_signals
 
@@ -52,7 +52,7 @@ def generate(
         raise Failure(
             Exit.REFUSED, f"{target} is already there.", "Go on with it by --resume, or choose another."
         )
-    must_have_directory(target)
+    must_be_file(target)
     settings = context.load_settings(model=model, device=device)
     logs.configure(settings)
 

@@ -15,7 +15,7 @@ from headrace.cli.exits import Exit
 from headrace.cli.follow import follow
 from headrace.cli.input import check_input, open_input
 from headrace.cli.jobs import Input, show_batch
-from headrace.cli.output import Json, count, emit, fields, messages, must_have_directory, note, open_output
+from headrace.cli.output import Json, count, emit, fields, messages, must_be_file, note, open_output
 from headrace.cli.promise import Promise
 from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.stopping import Stop, interrupt_on_signals, stop_on_signals
@@ -113,7 +113,7 @@ def run(
     # All that can be known before a stack is started for nothing.
     must_be_tier(settings, tier)
     if output is not None:
-        must_have_directory(output)
+        must_be_file(output)
         _must_not_be(file, output)
     with (
         open_input(file, "headrace local run -") as prompts,

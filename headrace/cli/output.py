@@ -113,7 +113,7 @@ def open_output(path: str | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         return
     file = Path(path)
-    must_have_directory(file)
+    must_be_file(file)
     try:
         with file.open("wb") as out:
             yield out
@@ -123,8 +123,10 @@ def open_output(path: str | None) -> Iterator[IO[bytes]]:
         raise
 
 
-def must_have_directory(file: Path) -> None:
-    """Raise Failure where ``file`` has no directory to be made in."""
+def must_be_file(file: Path) -> None:
+    """Raise Failure where ``file`` is a directory, or has none to be made in."""
+    if file.is_dir():
+        raise Failure(Exit.USAGE, f"{file} is a directory.", "Name a file.")
     if not file.parent.is_dir():
         raise Failure(Exit.NOT_FOUND, f"There is no directory {file.parent}.")
 

@@ -60,6 +60,7 @@ def test_prompts_come_from_stdin_too(sent: list[list[bytes]]) -> None:
     [
         (("--tier", "hurry"), Exit.USAGE, "Tiers are interactive, standard, bulk."),
         (("--output", "nowhere/out.jsonl"), Exit.NOT_FOUND, "There is no directory nowhere."),
+        (("--output", "."), Exit.USAGE, ". is a directory."),
     ],
 )
 def test_what_cannot_end_well_is_told_before_anything_is_sent(
