@@ -254,6 +254,10 @@ class Ledger:
             yield from page
             after = page[-1].id
 
+    def has_run(self, tenant: str, batch_id: str, run: int) -> bool:
+        """Whether any job of the batch has come to this run, of whatever size; it need not have ended in it."""
+        return self._run(queries.has_run, tenant, batch_id, run)
+
     def ended(self, tenant: str, batch_id: str, states: Collection[JobState]) -> Iterator[list[JobRow]]:
         """The batch's jobs that ended in these states, each with the run that ended; in pages, in id order."""
         after: UUID | None = None

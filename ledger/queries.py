@@ -87,6 +87,12 @@ def results_page(
     ]
 
 
+def has_run(cursor: Rows, tenant: str, batch_id: str, run: int) -> bool:
+    """Whether any job of the batch has come to this run."""
+    query = "SELECT FROM jobs WHERE tenant = %s AND batch_id = %s AND run >= %s LIMIT 1"
+    return cursor.execute(query, (tenant, batch_id, run)).fetchone() is not None
+
+
 def _result(
     id: UUID, run: int, custom_id: str | None, state: int, body: str, uri: str | None
 ) -> StoredResult:

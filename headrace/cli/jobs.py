@@ -201,8 +201,13 @@ def results(
     reader = Reader(context.result_store(settings))
     with context.open_ledger(settings) as ledger, stop_on_signals() as stop:
         found = find(ledger, settings.tenant, target)
-        if run is not None and not _is_batch(found):  # before an output is made, or overwritten, for nothing
-            raise Failure(Exit.USAGE, f"{target} is a job, and --run is for batches.", "Leave it out.")
+        if run is not None:  # before an output is made, or overwritten, for nothing
+            if not _is_batch(found):
+                raise Failure(Exit.USAGE, f"{target} is a job, and --run is for batches.", "Leave it out.")
+            if not ledger.has_run(settings.tenant, target, run):
+                raise Failure(
+                    Exit.NOT_FOUND, f"No job of batch {target} has a run {run}.", "Try a lower --run."
+                )
         with open_output(output) as out:
             lines = Lines(out, format, reader)
             if _is_batch(found):

@@ -568,7 +568,19 @@ def test_a_single_jobs_result_can_be_had(run: Run, ended_batch: dict[str, UUID])
 def test_a_runs_results_are_without_what_was_rejected_before_it_could_run(run: Run) -> None:
     lines = [json.loads(line) for line in run("results", "b", "--run", "1").stdout.splitlines()]
     assert {line["state"] for line in lines} == {"succeeded", "failed"}
-    assert run("results", "b", "--run", "2").stdout == ""
+
+
+@pytest.mark.usefixtures("ended_batch")
+@pytest.mark.parametrize("number", [2, 2**31, 2**63, 10**30])
+def test_a_run_that_no_job_has_is_not_found_and_the_output_is_left_as_it_is(
+    number: int, run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.jsonl"
+    file.write_text("former results\n")
+    result = run("results", "b", "--run", str(number), "--output", str(file))
+    assert result.exit_code == Exit.NOT_FOUND, result.output
+    assert f"No job of batch b has a run {number}." in result.output
+    assert file.read_text() == "former results\n"
 
 
 def test_a_job_has_no_run_to_choose_and_the_output_is_left_as_it_is(
