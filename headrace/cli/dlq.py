@@ -170,6 +170,10 @@ def _choose(
     """The cases that the command line means; and how those of the ``names`` were dealt with that are not among them."""
     if not (names or batch or code or every):
         raise Failure(Exit.USAGE, "No dead letter is named.", "Name some, or say --batch, --code or --every.")
+    if names and every:
+        raise Failure(
+            Exit.USAGE, "Letters are named, and --every is all that are open.", "Leave one of the two out."
+        )
     cases = _cases(settings, ledger, batch, code)
     if not names:
         return [case for case in cases if not case.settled], {}

@@ -237,5 +237,12 @@ def test_nothing_is_replayed_or_dropped_unasked(run: Run, command: str) -> None:
     assert "--every" in result.output
 
 
+@pytest.mark.parametrize("command", ["replay", "drop"])
+def test_it_is_either_some_letters_or_every_one(run: Run, command: str) -> None:
+    result = run("dlq", command, "--every", "4:0")
+    assert result.exit_code == Exit.USAGE, result.output
+    assert "Leave one of the two out." in result.output
+
+
 def test_a_letter_s_name_is_its_partition_and_offset(run: Run) -> None:
     assert run("dlq", "show", "seven").exit_code == Exit.USAGE
