@@ -19,6 +19,9 @@ Place = tuple[str, int, int]
 _PATIENCE_S = 20.0
 # A partition between two leaders, or just made.
 _SOON_OVER = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
+# What Kafka's numbers hold: librdkafka takes no larger ones.
+_LAST_PARTITION = 2**31 - 1
+_LAST_OFFSET = 2**63 - 1
 _JUMP = 2000  # records between two wanted ones beyond which a seek is quicker than reading on
 
 
@@ -29,7 +32,8 @@ def read_back(kafka: Mapping[str, Any], places: Iterable[Place]) -> Iterator[Mes
     """
     wanted: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for topic, partition, offset in places:
-        wanted[topic, partition].add(offset)
+        if partition <= _LAST_PARTITION and offset <= _LAST_OFFSET:
+            wanted[topic, partition].add(offset)
     heard = Heard()
     with closing(_consumer(kafka, heard)) as consumer, heard.explaining(consumer):
         for (topic, partition), offsets in sorted(wanted.items()):

@@ -230,6 +230,13 @@ def test_a_letter_that_is_not_there_is_not_found(run: Run, command: str) -> None
     assert result.exit_code == Exit.NOT_FOUND, result.output
 
 
+@pytest.mark.parametrize("letter", ["99999999999:0", "0:99999999999999999999"])
+def test_a_letter_beyond_kafka_s_numbers_is_not_found(run: Run, letter: str) -> None:
+    result = run("dlq", "show", letter)
+    assert result.exit_code == Exit.NOT_FOUND, result.output
+    assert f"There is no dead letter {letter}." in result.output
+
+
 @pytest.mark.parametrize("command", ["replay", "drop"])
 def test_nothing_is_replayed_or_dropped_unasked(run: Run, command: str) -> None:
     result = run("dlq", command)

@@ -45,3 +45,8 @@ def test_records_are_read_back_and_places_beyond_the_end_are_left_out(
     assert read((empty, 0, 0)) == []
     assert read((empty, 0, 7)) == []
     assert read((topic, 1, 0)) == []
+
+
+@pytest.mark.parametrize("place", [("t", 2**31, 0), ("t", 99_999_999_999, 0), ("t", 0, 2**63)])
+def test_a_place_beyond_kafka_s_numbers_is_left_out_without_asking(place: readback.Place) -> None:
+    assert list(read_back({"bootstrap.servers": "127.0.0.1:1"}, [place])) == []
