@@ -6,7 +6,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from pipeline import pipeline, recording
+from pipeline import Pipeline, pipeline, recording
 from typer.testing import CliRunner
 from waiting import eventually
 
@@ -103,6 +103,14 @@ def test_what_goes_wrong_meanwhile_ends_it() -> None:
         follow(Growing(), "default", "b", Event(), quiet=True, meanwhile=fail)  # type: ignore[arg-type]
 
 
+def point_at(line: Pipeline, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands' settings."""
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", line.bootstrap)
+    monkeypatch.setenv("DATABASE_URL", line.database_url)
+    monkeypatch.setenv("HEADRACE_TOPIC_PREFIX", line.topics.prefix)
+    monkeypatch.setenv("HEADRACE_STATE_DIR", str(state_dir))
+
+
 @pytest.mark.timeout(600)
 def test_results_wait_for_what_was_sent_again_before_anybody_has_read_it(
     kafka: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -118,10 +126,7 @@ def test_results_wait_for_what_was_sent_again_before_anybody_has_read_it(
 
     monkeypatch.setattr(context, "announced", announced)
     with pipeline(kafka, database_url, partitions=2) as made, Client(kafka, made.topics) as client:
-        monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka)
-        monkeypatch.setenv("DATABASE_URL", database_url)
-        monkeypatch.setenv("HEADRACE_TOPIC_PREFIX", made.topics.prefix)
-        monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+        point_at(made, tmp_path, monkeypatch)
         worker = made.start_worker()
         with recording(made):
             first = client.submit(lines[:2], idempotency_key="nightly")
@@ -175,10 +180,7 @@ def test_a_file_that_was_mended_is_followed_to_its_end_though_the_table_shows_it
 
     monkeypatch.setattr(context, "announced", announced)
     with pipeline(kafka, database_url, partitions=2) as made, Client(kafka, made.topics) as client:
-        monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka)
-        monkeypatch.setenv("DATABASE_URL", database_url)
-        monkeypatch.setenv("HEADRACE_TOPIC_PREFIX", made.topics.prefix)
-        monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+        point_at(made, tmp_path, monkeypatch)
         worker = made.start_worker()
         with recording(made):
             batch_id = client.submit([BAD, good], idempotency_key="k").batch_id
