@@ -36,8 +36,9 @@ def retry(
 ) -> None:
     """Run jobs of a batch again, each as the next run of the same job.
 
-    Their prompts are read back from Kafka. Deadlines and cancels still hold. Where the topic no longer has a job's record
-    that job stays as it ended, the others run, and the command says so and ends with 3.
+    Their prompts are read back from Kafka. Deadlines and cancels still hold, so a batch that was cancelled is refused: its
+    answers would end as cancelled. Where the topic no longer has a job's record that job stays as it ended, the others run,
+    and the command says so and ends with 3.
     """
     from headrace.schemas import JobState
 
@@ -47,6 +48,12 @@ def retry(
         if ledger.batch(settings.tenant, batch) is None:
             raise Failure(
                 Exit.NOT_FOUND, f"Nothing is known of a batch {batch!r} of tenant {settings.tenant!r}."
+            )
+        if ledger.is_cancelled(settings.tenant, batch):
+            raise Failure(
+                Exit.REFUSED,
+                f"Batch {batch} is cancelled; nothing of it would run, and what has ended would end as cancelled.",
+                "Submit its file again, as another batch.",
             )
         sent, gone = _run_again(settings, ledger, batch, states)
     if json:

@@ -16,7 +16,7 @@ from headrace.cli import app
 from headrace.cli.exits import Exit
 from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
-from headrace.schemas import BatchClosed, BatchOpened, JobState, topics
+from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, JobState, topics
 
 Run = Callable[..., Result]
 
@@ -122,6 +122,23 @@ def test_a_retry_that_no_worker_has_met_shows_at_once(line: Pipeline, recorder: 
     assert json.loads(former)["error"]["code"] == "no_good"
     assert run("results", "b", "--run", "2").stdout == ""
     assert run("results", "b", "--run", "1", "--follow").exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize("which", ["--all", "--failed-only"])
+def test_a_batch_that_was_cancelled_is_not_run_again_and_keeps_what_it_has(
+    line: Pipeline, run: Run, which: str
+) -> None:
+    send_batch(line, ["one", "fail:no_good"])
+    line.start_worker()
+    line.wait_terminal(2)
+    line.ledger.apply_control([BatchOpened(batch_id="b"), CancelBatch(batch_id="b")])
+    ended = line.states()
+
+    refused = run("retry", "b", which)
+    assert refused.exit_code == Exit.REFUSED
+    assert "Batch b is cancelled; nothing of it would run" in refused.output
+    assert "as another batch" in refused.output
+    assert line.states() == ended == {"succeeded": 1, "failed": 1}
 
 
 def test_jobs_whose_records_are_gone_are_named_and_the_others_run(
