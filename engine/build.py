@@ -139,11 +139,6 @@ def _num_blocks(
         free, total = torch.cuda.mem_get_info(device)
         graphs = peak if config.cuda_graphs else 0
         blocks = int(free - (1 - config.memory_fraction) * total - peak - graphs) // page
-    if blocks < 1 and config.kv_tokens is not None:
-        raise EngineError(
-            f"kv_tokens is {config.kv_tokens}, and the KV cache needs at least one block of {config.block_size}:"
-            " raise kv_tokens (HEADRACE_KV_TOKENS)"
-        )
     if blocks < 1:
         raise OutOfMemory(
             f"the KV cache needs at least one block of {config.block_size} tokens ({page / 2**20:.1f} MiB):"

@@ -56,6 +56,11 @@ class EngineConfig:
         for name in ("kv_tokens", "max_slots", "max_batched_tokens", "max_context"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"{name} must be at least 1")
+        _require(
+            self.kv_tokens is None or self.kv_tokens >= self.block_size,
+            f"kv_tokens is {self.kv_tokens}, and the KV cache needs at least one block of {self.block_size}:"
+            " raise kv_tokens (HEADRACE_KV_TOKENS)",
+        )
 
 
 def _require(condition: bool, message: str) -> None:

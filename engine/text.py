@@ -316,7 +316,7 @@ def open_text_engine(config: EngineConfig, in_process: bool = False) -> LocalTex
     from headrace.engine.hub import resolve
 
     directory = resolve(config.model)
-    tokenizer = Tokenizer.load(directory, _template(config.chat_template))
+    tokenizer = Tokenizer.load(directory, read_template(config.chat_template))
     token_engine: TokenEngine
     if in_process:
         from headrace.engine.engine import Engine
@@ -329,9 +329,13 @@ def open_text_engine(config: EngineConfig, in_process: bool = False) -> LocalTex
     return LocalTextEngine(token_engine, tokenizer, model=config.model, tool_form=config.tool_form)
 
 
-def _template(path: str | None) -> str | None:
-    """The text of a chat template's file."""
+def read_template(path: str | None) -> str | None:
+    """The text of a chat template's file, if one is named. Raises EngineError."""
     try:
         return None if path is None else Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise EngineError(f"chat_template: {path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise EngineError(
+            f"chat_template: {path} cannot be read ({why}): name a file with a Jinja template"
+            " (HEADRACE_CHAT_TEMPLATE), or none for the model's own"
+        ) from error

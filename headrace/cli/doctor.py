@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from headrace.cli import context
+from headrace.cli.engine import engine_config, served_name
 from headrace.cli.errors import translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import Json, console, count, emit
 from headrace.cli.paused import paused
+from headrace.cli.tiers import tiers
 from headrace.cli.topics import describe_topics, largest_records
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(json: Json = False) -> None:
-    """Check broker, topics, database, migrations, workers, model and GPU. Exit 5 when something is missing."""
+    """Check settings, broker, topics, database, migrations, workers, model and GPU. Exit 5 when something is missing."""
     settings = context.load_settings()
     findings = [_run(name, check, settings) for name, check in CHECKS.items()]
     broken = any(finding.ok is False for finding in findings)
@@ -66,6 +68,17 @@ def _run(name: str, check: Callable[["Settings"], Finding], settings: "Settings"
 
 
 def _settings(settings: "Settings") -> Finding:
+    """Whether each is one, and whether a worker takes them: what it checks before it loads a model."""
+    from headrace.engine.errors import EngineError
+    from headrace.engine.text import read_template
+
+    tiers(settings)
+    try:
+        # The model by its name: the default one is not fetched for a look.
+        engine = engine_config(settings.model_copy(update={"model": served_name(settings)}))
+        read_template(engine.chat_template)
+    except EngineError as error:
+        return Finding("settings", False, str(error), "With this no worker starts.")
     if wrong := context.misspelt(settings):
         return Finding("settings", None, " ".join(wrong), "All settings are in docs/operations.md.")
     return Finding("settings", True, "each variable is one")

@@ -573,6 +573,7 @@ def test_with_json_all_that_a_process_which_stays_says_is_json(
         ("model", "HEADRACE_MODEL", "/nonexistent"),
         ("model", "HEADRACE_MODEL", "./gone"),
         ("gpu", "HEADRACE_DEVICE", "gpu"),
+        ("settings", "HEADRACE_CHAT_TEMPLATE", "/nonexistent"),
     ],
 )
 def test_doctor_says_no_where_a_worker_would(
@@ -583,7 +584,32 @@ def test_doctor_says_no_where_a_worker_would(
     (finding,) = [each for each in json.loads(result.stdout)["findings"] if each["check"] == check]
     assert finding["ok"] is False
     assert finding["remedy"]
+    assert name in finding["detail"] + finding["remedy"]
     assert result.exit_code == Exit.NOT_READY
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("HEADRACE_KV_TOKENS", "10", "raise kv_tokens (HEADRACE_KV_TOKENS)"),
+        ("HEADRACE_TIER__BULK__FLOOR", "0.99", "the tiers' floors must add up to 1 at most"),
+    ],
+)
+def test_doctor_and_a_worker_that_does_not_start_say_the_same(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", {"settings": doctor.CHECKS["settings"]})
+    for variable, set_to in (
+        (name, value),
+        ("HEADRACE_MODEL", "never/opened"),
+        ("KAFKA_BOOTSTRAP_SERVERS", "a:1"),
+    ):
+        monkeypatch.setenv(variable, set_to)
+    for command, exit_code in (("doctor", Exit.NOT_READY), ("worker", Exit.USAGE)):
+        result = run(command)
+        assert result.exit_code == exit_code
+        assert said in result.output
 
 
 @pytest.mark.usefixtures("bare")
