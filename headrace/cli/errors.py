@@ -148,14 +148,22 @@ def _refused_property(error: BaseException) -> Failure | None:
         or cause.name() != "_INVALID_ARG"
     ):
         return None
+    text = _text(error)
+    named = re.findall(r'property:? "([\w.]+)"', text) or re.findall(r"\b(?:sasl|ssl)\.[\w.]*\w", text)
+    remedy = f"Check {' and '.join(map(_kafka_variable, named or ['...']))}."
+    if "SASL mechanism" in text:  # one that is none, or none: then librdkafka takes one that is not built in
+        setting = _kafka_variable("sasl.mechanism")
+        remedy = f"Set {setting}, e.g. to SCRAM-SHA-512 or PLAIN; left out, it is GSSAPI."
+    return Failure(Exit.USAGE, f"Kafka's client cannot be set up so: {text}.", remedy)
+
+
+def _kafka_variable(name: str) -> str:
+    """The environment variable that sets a property of librdkafka's."""
     from headrace.settings import KAFKA_PREFIX, variable
 
-    text = _text(error)
-    named = re.search(r'property:? "([\w.]+)"', text)
-    name = KAFKA_PREFIX + (named[1].upper().replace(".", "_") if named else "...")
-    if named and named[1] == "bootstrap.servers":
-        name = variable("kafka_bootstrap_servers")
-    return Failure(Exit.USAGE, f"Kafka's client cannot be set up so: {text}.", f"Check {name}.")
+    if name == "bootstrap.servers":
+        return variable("kafka_bootstrap_servers")
+    return KAFKA_PREFIX + name.upper().replace(".", "_")
 
 
 def _remedy(rule: Rule, text: str) -> str:

@@ -400,6 +400,33 @@ def test_a_property_that_kafka_does_not_take_is_a_usage_error(
     assert name in result.output
 
 
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("properties", "remedy"),
+    [
+        ({}, "Set HEADRACE_KAFKA_SASL_MECHANISM, e.g. to SCRAM-SHA-512 or PLAIN"),
+        ({"SASL_MECHANISM": "PLANE"}, "Set HEADRACE_KAFKA_SASL_MECHANISM, e.g. to SCRAM-SHA-512 or PLAIN"),
+        (
+            {"SASL_MECHANISM": "PLAIN"},
+            "Check HEADRACE_KAFKA_SASL_USERNAME and HEADRACE_KAFKA_SASL_PASSWORD.",
+        ),
+        (
+            {"SECURITY_PROTOCOL": "SSL", "SSL_CA_LOCATION": "/nonexistent"},
+            "Check HEADRACE_KAFKA_SSL_CA_LOCATION.",
+        ),
+    ],
+)
+def test_a_login_at_kafka_that_lacks_something_names_its_setting(
+    properties: dict[str, str], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    for name, value in ({"SECURITY_PROTOCOL": "SASL_SSL"} | properties).items():
+        monkeypatch.setenv(f"HEADRACE_KAFKA_{name}", value)
+    result = run("topics", "describe")
+    assert result.exit_code == Exit.USAGE
+    assert remedy in result.output
+
+
 def process(stdout: int, home: Path) -> subprocess.CompletedProcess[str]:
     environment = child_environment(HEADRACE_STATE_DIR=str(home), KAFKA_BOOTSTRAP_SERVERS="", DATABASE_URL="")
     command = [sys.executable, "-m", "headrace", "doctor", "--json"]
