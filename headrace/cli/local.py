@@ -19,7 +19,7 @@ from headrace.cli.output import Json, count, emit, fields, messages, must_be_fil
 from headrace.cli.promise import Promise
 from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.stopping import Stop, interrupt_on_signals, stop_on_signals
-from headrace.cli.submission import check_sent, must_be_tier, report_problems, send
+from headrace.cli.submission import about_batch, check_sent, must_be_tier, report_problems, send
 
 if TYPE_CHECKING:
     from headrace.local.stack import Stack
@@ -107,9 +107,11 @@ def run(
 ) -> None:
     """Run a file of prompts through the stack: through the one that is up, or one started for it and then stopped.
 
-    The latter is for this file alone: another one has to wait, or to have another HEADRACE_STATE_DIR.
+    The latter is for this file alone: another one has to wait, or to have another HEADRACE_STATE_DIR. Ctrl-C leaves the
+    results that have come, and says what becomes of the rest.
     """
     settings = context.load_settings()
+    outlives = settings.kafka_bootstrap_servers is not None  # what is sent, a stack that is started here
     # All that can be known before a stack is started for nothing.
     must_be_tier(settings, tier)
     if output is not None:
@@ -145,6 +147,8 @@ def run(
         if batch:
             show_batch(batch)
         note(f"{count(written, 'result')} in {target}.")
+        if stop.is_set() and not (batch and batch.over):
+            note(_what_becomes_of(settings, submission.batch_id, target, format, stack, outlives))
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
     reader.check()
@@ -215,6 +219,26 @@ def _running(settings: "Settings", stop: Stop, quiet: bool) -> "Iterator[tuple[S
     else:
         with _stack(settings, stop, quiet, passing=True) as (stack, addresses):
             yield _at(settings, addresses), stack
+
+
+def _what_becomes_of(
+    settings: "Settings", batch_id: str, target: Path, format: Format, stack: "Stack | None", outlives: bool
+) -> str:
+    """Of a batch that is followed no more, and how to go on with it or to end it.
+
+    stack: the one that was started for it, and is stopped now. outlives: whether its jobs lie in a Kafka that is not.
+    """
+    cancel = about_batch(settings, "cancel", batch_id, "--batch")
+    if stack is None:
+        output = ("--follow", "--format", format.value, "--output", str(target))
+        go_on = about_batch(settings, "results", batch_id, *output)
+        return f"Batch {batch_id} runs on: `{go_on}` goes on with it, `{cancel}` ends it."
+    if outlives:
+        return (
+            f"What has not ended of batch {batch_id} waits in Kafka for a worker (`headrace local up` starts one);"
+            f" `{cancel}` ends it."
+        )
+    return f"What has not ended of batch {batch_id} is gone with its stack: run the file again."
 
 
 def _must_not_be(file: str, output: Path) -> None:

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
 import pytest
@@ -92,6 +93,45 @@ def test_results_of_an_earlier_run_are_written_over(sent: list[list[bytes]]) -> 
     result = CliRunner().invoke(app, ["local", "run", "prompts.jsonl", "-o", "out.jsonl"])
     assert result.exit_code == 0, result.output
     assert len(sent) == 1
+    assert Path("out.jsonl").read_text() == "first"
+
+
+RUNS_ON = (
+    "Batch first runs on: `headrace results first --follow --format jsonl --output out.jsonl` goes on with it,"
+    " `headrace cancel first --batch` ends it."
+)
+WAITS = "What has not ended of batch first waits in Kafka for a worker"
+GONE = "What has not ended of batch first is gone with its stack: run the file again."
+
+
+@pytest.mark.usefixtures("sent")
+@pytest.mark.parametrize(
+    ("own_stack", "kafka", "over", "said"),
+    [
+        (False, "", False, RUNS_ON),
+        (True, "127.0.0.1:1", False, WAITS),
+        (True, "", False, GONE),
+        (True, "", True, None),
+    ],
+    ids=["the stack stays", "Kafka stays", "all stops", "the batch is over"],
+)
+def test_a_run_that_is_stopped_while_it_follows_says_what_becomes_of_its_batch(
+    own_stack: bool, kafka: str, over: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = SimpleNamespace(supervise=None) if own_stack else None
+
+    def follow(*_: object, **__: object) -> SimpleNamespace:
+        signal.raise_signal(signal.SIGINT)
+        return SimpleNamespace(over=over)
+
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka)
+    monkeypatch.setattr(local, "_running", lambda settings, stop, quiet: nullcontext((settings, stack)))
+    monkeypatch.setattr(local, "follow", follow)
+    monkeypatch.setattr(local, "show_batch", lambda batch: None)
+    result = CliRunner().invoke(app, ["local", "run", "-", "-o", "out.jsonl"], input='{"prompt": "one"}\n')
+    assert result.exit_code == Exit.INTERRUPTED, result.output
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(said or "1 result in out.jsonl.")
     assert Path("out.jsonl").read_text() == "first"
 
 
