@@ -1,6 +1,8 @@
 """`headrace local`: the whole stack on this machine, and prompts through it."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -243,7 +245,12 @@ def _what_becomes_of(
 
 def _must_not_be(file: str, output: Path) -> None:
     """Raise Failure where results would be written over the prompts, whatever the two are called."""
-    if file != "-" and output.exists() and output.samefile(file):
+    if file == "-" and sys.stdin is None:  # closed, which is told when it is opened
+        return
+    if not output.is_file():  # a terminal may well be both
+        return
+    prompts = os.fstat(0) if file == "-" else os.stat(file)
+    if os.path.samestat(prompts, output.stat()):
         raise Failure(
             Exit.REFUSED, f"{output} is already there: it is the file of the prompts.", "Choose another."
         )

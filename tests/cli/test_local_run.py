@@ -1,6 +1,8 @@
 """`headrace local run`: where the results of a file go, and what ends it while it sends."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from headrace.cli import app, local
 from headrace.cli.exits import Exit
 from headrace.client import Submission
+from headrace.settings import child_environment
 
 
 @pytest.fixture
@@ -84,6 +87,22 @@ def test_results_are_never_written_over_the_prompts(output: str, sent: list[list
     assert result.exit_code == Exit.REFUSED, result.output
     assert f"{output} is already there: it is the file of the prompts." in result.output
     assert not sent
+    assert prompts.read_text() == '{"prompt": "hello"}\n'
+
+
+@pytest.mark.parametrize("output", ["prompts.jsonl", "link.jsonl"])
+def test_results_are_never_written_over_prompts_that_come_from_stdin(output: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n')
+    (tmp_path / "link.jsonl").symlink_to(prompts)
+    command = [sys.executable, "-P", "-m", "headrace", "local", "run", "-", "--output", output]
+    environment = child_environment(HEADRACE_STATE_DIR=str(tmp_path / "state"))
+    with prompts.open() as stdin:
+        ended = subprocess.run(
+            command, stdin=stdin, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+        )
+    assert ended.returncode == Exit.REFUSED, ended.stderr
+    assert f"{output} is already there: it is the file of the prompts." in ended.stderr
     assert prompts.read_text() == '{"prompt": "hello"}\n'
 
 
