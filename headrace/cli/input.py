@@ -17,6 +17,11 @@ _MAGIC = {
     b"\xfd7zXZ\x00": ("compressed by xz", "xzcat"),
     b"BZh": ("compressed by bzip2", "bzcat"),
     b"PK\x03\x04": ("a zip archive", "unzip -p"),
+    # UTF-32 before UTF-16, whose marks begin the same.
+    b"\xff\xfe\x00\x00": ("UTF-32, and must be UTF-8", "iconv -f UTF-32 -t UTF-8"),
+    b"\x00\x00\xfe\xff": ("UTF-32, and must be UTF-8", "iconv -f UTF-32 -t UTF-8"),
+    b"{\x00\x00\x00": ("UTF-32, and must be UTF-8", "iconv -f UTF-32LE -t UTF-8"),
+    b"\x00\x00\x00{": ("UTF-32, and must be UTF-8", "iconv -f UTF-32BE -t UTF-8"),
     b"\xff\xfe": ("UTF-16, and must be UTF-8", "iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16, and must be UTF-8", "iconv -f UTF-16 -t UTF-8"),
     b"{\x00": ("UTF-16, and must be UTF-8", "iconv -f UTF-16LE -t UTF-8"),

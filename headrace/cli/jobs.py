@@ -66,7 +66,8 @@ def submit(
 ) -> None:
     """Send a file of prompts to Kafka as one batch.
 
-    One that is compressed, UTF-16, a JSON array or JSON over several lines is refused, with a command that makes lines of it.
+    One that is compressed, UTF-16 or UTF-32, a JSON array or JSON over several lines is refused, with a command that makes
+    lines of it.
 
     A bad line is sent as well: it ends as failed or rejected in its batch, and does not touch its neighbours. One that
     cannot be sent (too large for a Kafka message, or of another batch or tenant) is left out: the others run, and the

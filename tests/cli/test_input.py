@@ -31,6 +31,10 @@ FORMS = {
     "UTF-16": LINES.encode("utf-16"),
     "UTF-16LE": LINES.encode("utf-16-le"),
     "UTF-16BE": LINES.encode("utf-16-be"),
+    "UTF-32": LINES.encode("utf-32"),
+    "UTF-32LE": LINES.encode("utf-32-le"),
+    "UTF-32BE": LINES.encode("utf-32-be"),
+    "UTF-32BE with a mark": ("\ufeff" + LINES).encode("utf-32-be"),
     "CR alone": LINES.replace("\n", "\r").encode(),
 }
 
@@ -56,6 +60,14 @@ def test_what_only_looks_like_lines_is_refused_with_a_command_that_makes_them(
     printed = subprocess.run(command, shell=True, capture_output=True, check=True).stdout
     made = printed or Path(f"{file}.lines.jsonl").read_bytes()
     assert [json.loads(line) for line in made.splitlines()] == JOBS
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.startswith("UTF-")])
+def test_an_encoding_that_is_not_utf_8_is_called_by_its_name(form: str, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_bytes(FORMS[form])
+    with pytest.raises(Failure, match=f"is {form[:6]}, and must be UTF-8"):
+        check_input(file)
 
 
 # What takes a file of jobs, and what its remedy says to do with lines that a shell makes of it.
