@@ -21,6 +21,22 @@ from headrace.worker.consumer import BATCH, RESUME_BELOW, TierConsumer
 PREFETCH = 64
 
 
+@pytest.fixture
+def our_postgres(postgres_server: postgres.Server) -> postgres.Server:
+    """The job table's server, which is ours to stop."""
+    if postgres_server.process is None:
+        pytest.skip("the server is not ours to stop")
+    return postgres_server
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What workers say before they take jobs; where Postgres is away they soon say so."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(pipeline_module, "Ledger", partial(Ledger, retry_for=0.5))
+    return caplog
+
+
 def small_tiers(line: Pipeline) -> tuple:
     return tuple(replace(tier, prefetch=PREFETCH) for tier in default_tiers(line.topics.tiers))
 
@@ -41,15 +57,13 @@ def submit_running(line: Pipeline, worker: RunningWorker, until: Path, count: in
 
 
 def test_finished_results_wait_while_postgres_is_away(
-    line: Pipeline, postgres_server: postgres.Server, tmp_path: Path
+    line: Pipeline, our_postgres: postgres.Server, tmp_path: Path
 ) -> None:
-    if postgres_server.process is None:
-        pytest.skip("the server is not ours to stop")
     worker = line.start_worker(lambda: StandInEngine(latency_s=0.3), tiers=small_tiers(line))
     ids = {line.submit(f"prompt {n}") for n in range(300)}
     line.wait_for(lambda: line.states()["succeeded"] > 30)
     running = submit_running(line, worker, tmp_path / "go on", 20)
-    with postgres_server.away():
+    with our_postgres.away():
         ids |= {line.submit(f"prompt {n}") for n in range(600)}
         line.flush()
         (tmp_path / "go on").touch()
@@ -70,20 +84,18 @@ def test_finished_results_wait_while_postgres_is_away(
 
 def test_what_a_worker_cannot_write_before_it_stops_is_done_by_the_next_one(
     line: Pipeline,
-    postgres_server: postgres.Server,
+    our_postgres: postgres.Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if postgres_server.process is None:
-        pytest.skip("the server is not ours to stop")
     for patience in ("FLUSH_S", "ABORT_S"):
         monkeypatch.setattr(worker_module, patience, 0.5)
     monkeypatch.setattr(pipeline_module, "Ledger", partial(Ledger, retry_for=0.5))
     first = line.start_worker(grace_s=0.5, alive_s=2.0)
     finished = submit_running(line, first, tmp_path / "go on", 5)
     running = submit_running(line, first, tmp_path / "stopped", 5)
-    with postgres_server.away():
+    with our_postgres.away():
         (tmp_path / "go on").touch()
         line.wait_for(lambda: first.worker.status().finishing == len(finished))
         first.close()
@@ -102,44 +114,30 @@ def test_what_a_worker_cannot_write_before_it_stops_is_done_by_the_next_one(
 
 
 def test_a_worker_whose_postgres_goes_away_while_the_model_is_loaded_waits_for_it(
-    line: Pipeline,
-    postgres_server: postgres.Server,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    line: Pipeline, our_postgres: postgres.Server, log: pytest.LogCaptureFixture
 ) -> None:
-    if postgres_server.process is None:
-        pytest.skip("the server is not ours to stop")
-    caplog.set_level("INFO")
-    monkeypatch.setattr(pipeline_module, "Ledger", partial(Ledger, retry_for=0.5))
     id = line.submit()
     line.flush()
     with ExitStack() as outage:
-        worker = line.start_worker(lambda: outage.enter_context(postgres_server.away()) or StandInEngine())
-        line.wait_for(lambda: "waiting for Postgres: connection" in caplog.text)
-        assert "takes jobs" not in caplog.text
+        worker = line.start_worker(lambda: outage.enter_context(our_postgres.away()) or StandInEngine())
+        line.wait_for(lambda: "waiting for Postgres: connection" in log.text)
+        assert "takes jobs" not in log.text
     line.wait_terminal(1)
-    assert "takes jobs" in caplog.text
+    assert "takes jobs" in log.text
     worker.close()
     assert_each_once(line, {id})
 
 
 def test_a_worker_that_is_stopped_while_it_waits_for_postgres_with_its_model_loaded_takes_nothing(
-    line: Pipeline,
-    postgres_server: postgres.Server,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    line: Pipeline, our_postgres: postgres.Server, log: pytest.LogCaptureFixture
 ) -> None:
-    if postgres_server.process is None:
-        pytest.skip("the server is not ours to stop")
-    caplog.set_level("INFO")
-    monkeypatch.setattr(pipeline_module, "Ledger", partial(Ledger, retry_for=0.5))
-    with postgres_server.away():
+    with our_postgres.away():
         worker = line.start_worker()
-        line.wait_for(lambda: "waiting for Postgres: connection" in caplog.text)
+        line.wait_for(lambda: "waiting for Postgres: connection" in log.text)
         worker.close()
     assert worker.engine.closed
-    assert "takes jobs" not in caplog.text
-    assert "could not sign off" not in caplog.text
+    assert "takes jobs" not in log.text
+    assert "could not sign off" not in log.text
 
 
 def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
