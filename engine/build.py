@@ -44,7 +44,9 @@ class Parts:
 def build(config: EngineConfig) -> Parts:
     """Load the model, size the KV cache, make the rest fit."""
     path = resolve(config.model)
-    device = _device(config.device)
+    device = find_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         return _build(config, path, device)
     except torch.OutOfMemoryError as error:
@@ -92,7 +94,8 @@ def _build(config: EngineConfig, path: Path, device: torch.device) -> Parts:
     return Parts(info, scheduler, LocalExecutor(runner, graphs), lag)
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device that ``name`` means on this machine. Raises EngineError where there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not DEVICE.fullmatch(name):
@@ -110,7 +113,6 @@ def _device(name: str) -> torch.device:
                 f"device {name!r} was asked for, and the last is cuda:{torch.cuda.device_count() - 1}"
             )
         device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
     return device
 
 

@@ -209,17 +209,20 @@ def _architecture(directory: "Path") -> str:
 def _gpu(settings: "Settings") -> Finding:
     import torch
 
-    from headrace.engine.build import DEVICE
+    from headrace.engine.build import find_device
+    from headrace.engine.errors import EngineError
 
-    if not DEVICE.fullmatch(settings.device):
-        remedy = "Set HEADRACE_DEVICE to cpu, cuda, cuda:N or auto."
-        return Finding("gpu", False, f"there is no device {settings.device!r}", remedy)
+    try:
+        find_device(settings.device)
+    except EngineError as error:
+        remedy = (
+            "Set HEADRACE_DEVICE to cpu, cuda, cuda:N or auto; nvidia-smi tells whether the driver is well."
+        )
+        return Finding("gpu", False, str(error), remedy)
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         return Finding("gpu", True, f"{names}; torch {torch.__version__}")
-    wanted = settings.device.startswith("cuda")
-    remedy = "Check the driver with nvidia-smi, or set HEADRACE_DEVICE=cpu." if wanted else ""
-    return Finding("gpu", False if wanted else None, "no CUDA device; a worker here runs on the CPU", remedy)
+    return Finding("gpu", None, "no CUDA device; a worker here runs on the CPU")
 
 
 CHECKS: dict[str, Callable[["Settings"], Finding]] = {

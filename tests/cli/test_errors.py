@@ -13,6 +13,7 @@ from typing import IO
 import postgres
 import psycopg
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from headrace.cli import app, context, doctor
@@ -613,6 +614,25 @@ def test_doctor_says_no_where_a_worker_would(
     assert finding["remedy"]
     assert name in finding["detail"] + finding["remedy"]
     assert result.exit_code == Exit.NOT_READY
+
+
+@pytest.mark.usefixtures("bare")
+def test_doctor_says_no_to_a_card_that_this_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_device_name": lambda index: "a card",
+    }
+    for name, told in cards.items():
+        monkeypatch.setattr(torch.cuda, name, told)
+    monkeypatch.setattr(doctor, "CHECKS", {"gpu": doctor.CHECKS["gpu"]})
+    monkeypatch.setenv("HEADRACE_DEVICE", "cuda:1")
+    assert run("doctor").exit_code == 0
+    monkeypatch.setenv("HEADRACE_DEVICE", "cuda:2")
+    result = run("doctor")
+    assert result.exit_code == Exit.NOT_READY
+    assert "device 'cuda:2' was asked for, and the last is cuda:1" in result.output
+    assert "Set HEADRACE_DEVICE" in result.output
 
 
 @pytest.mark.usefixtures("bare")
