@@ -48,6 +48,7 @@ KERNELS: dict[str, list[tuple[str, ...]]] = {
     "shared_prefix": [("test_rows_that_share_a_prefix",)],
     "silu_mul": [("test_silu_mul",)],
     "step_inputs": [("test_step_inputs",)],
+    "swiglu_hopper": [("test_swiglu",)],
 }  # fmt: skip
 ENGINE = [("test_tokens_are_those_of_the_cpu", "[1024-False-1]")]
 ENGINE_WITH_GRAPHS = [("test_tokens_are_those_of_the_cpu", "[1024-True-1]")]

@@ -7,7 +7,6 @@ on the CPU where a row begins among threads (exponentials). All else works row b
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from headrace.kernels.matmul import matmul
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
 from headrace.kernels.silu_mul import silu_mul
+from headrace.kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,15 @@ class Numerics:
     """The variants that a model computes with.
 
     batch_invariant: one attention for every row, whatever stands beside it and wherever its keys came from.
-    linear: ([T, in], weight [out, in], bias [out] or None) -> [T, out]. silu_mul: [T, 2 I] -> [T, I]. add_linear: as linear,
-    with a residual [T, out] that the product is added to in place, a norm's weight [out] and its epsilon; returns the
-    residual's RMS norm, [T, out].
+    linear: ([T, in], weight [out, in], bias [out] or None) -> [T, out]. swiglu: as linear, with weights of a gate and, after
+    it, of what it lets through: silu of the product's first half times the second, [T, out / 2]. add_linear: as linear, with
+    a residual [T, out] that the product is added to in place, a norm's weight [out] and its epsilon; returns the residual's
+    RMS norm, [T, out].
     """
 
     batch_invariant: bool
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
+    swiglu: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     add_linear: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, float], Tensor]
 
 
@@ -49,10 +50,11 @@ def _add_linear_invariant(
     return add_rms_norm(matmul(x, weight, bias), residual, norm, eps)
 
 
-FAST = Numerics(batch_invariant=False, linear=F.linear, silu_mul=silu_mul, add_linear=_add_linear)
+def _swiglu_invariant(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return silu_mul(matmul(x, weight, bias), batch_invariant=True)
+
+
+FAST = Numerics(batch_invariant=False, linear=F.linear, swiglu=swiglu, add_linear=_add_linear)
 BATCH_INVARIANT = Numerics(
-    batch_invariant=True,
-    linear=matmul,
-    silu_mul=partial(silu_mul, batch_invariant=True),
-    add_linear=_add_linear_invariant,
+    batch_invariant=True, linear=matmul, swiglu=_swiglu_invariant, add_linear=_add_linear_invariant
 )

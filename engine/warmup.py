@@ -12,6 +12,7 @@ from headrace.engine.plan import NO_READINGS, Ints, Readings, SamplingRows, Step
 from headrace.engine.request import SamplingParams
 from headrace.engine.runner import ModelRunner
 from headrace.kernels.mask_logits import mask_logits
+from headrace.kernels.swiglu_hopper import suits, swiglu_hopper
 
 
 def peak_bytes(model: Model, block_size: int, max_slots: int, max_batched_tokens: int) -> int:
@@ -33,9 +34,18 @@ def compile_kernels(runner: ModelRunner) -> None:
     """Run every kind of step once: prefill alone, decode alone, both; greedy, sampled, filtered; with and without options."""
     for plan in _kinds(runner):
         runner.run(plan)
+    _compile_swiglu(runner.model)
     logits = torch.zeros(1, runner.model.config.vocab_size, device=runner.device)
     mask_logits(logits, runner.masks.everything(), torch.zeros(1, dtype=torch.int32, device=runner.device))
     torch.cuda.synchronize()
+
+
+def _compile_swiglu(model: Model) -> None:
+    """The number of tokens chooses its kernel, and none of the steps need have the right one."""
+    weight = model.layers[0].feed_forward.gate_up.scheme.tensors()["weight"]
+    x = weight.new_zeros(1, weight.shape[1])
+    if suits(x, weight) and not model.numerics.batch_invariant:
+        swiglu_hopper(x, weight)
 
 
 def run_large_steps(runner: ModelRunner, sizes: Sequence[int], max_batched_tokens: int) -> None:

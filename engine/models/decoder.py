@@ -59,7 +59,6 @@ class FeedForward:
         self, config: ModelConfig, layer: int, device: torch.device, dtype: torch.dtype, numerics: Numerics
     ) -> None:
         name, width = f"model.layers.{layer}.mlp", config.intermediate_size
-        self.numerics = numerics
         self.gate_up = Linear(
             config.hidden_size,
             {f"{name}.gate_proj": width, f"{name}.up_proj": width},
@@ -74,7 +73,7 @@ class FeedForward:
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, I], what ``down`` takes."""
-        return self.numerics.silu_mul(self.gate_up.apply(x))
+        return self.gate_up.swiglu(x)
 
     def destinations(self) -> Named:
         yield from self.gate_up.destinations()

@@ -18,6 +18,9 @@ class WeightScheme(Protocol):
     def apply(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
 
+    def swiglu(self, x: Tensor) -> Tensor:
+        """silu of the product's first half times the second: [T, in] -> [T, out / 2]."""
+
     def add(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
         """Add the product to residual, in place. Returns the residual's RMS norm, [T, out]."""
 
@@ -43,6 +46,9 @@ class PlainWeights:
 
     def apply(self, x: Tensor) -> Tensor:
         return self.numerics.linear(x, self.weight, self.bias)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        return self.numerics.swiglu(x, self.weight, self.bias)
 
     def add(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
         return self.numerics.add_linear(x, self.weight, self.bias, residual, norm, eps)
@@ -70,6 +76,10 @@ class Linear:
     def apply(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         return self.scheme.apply(x)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """silu of y's first half times the second: [T, in] -> [T, out / 2]."""
+        return self.scheme.swiglu(x)
 
     def add(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
         """Add y to residual [T, out], in place. Returns the residual's RMS norm by the weights ``norm``, [T, out]."""

@@ -29,12 +29,15 @@ OPTIONS = [
 @pytest.fixture
 def met(monkeypatch, replays):
     """The launchers' view of an H200, at least as far as it chooses kernels."""
-    for kernel in ("decode_attention", "shared_prefix", "edit_logits"):
+    for kernel in ("decode_attention", "shared_prefix", "edit_logits", "swiglu", "swiglu_hopper"):
         monkeypatch.setattr(f"headrace.kernels.{kernel}.multiprocessors", lambda device: MULTIPROCESSORS)
     monkeypatch.setattr(
         "headrace.kernels.prefill_attention.suits",
         lambda q, k: q.dtype == torch.bfloat16 and k.shape[2] == PAGE and k.shape[3] in (64, 128),
     )
+    for module in ("headrace.engine.warmup", "headrace.kernels.swiglu"):
+        monkeypatch.setattr(f"{module}.suits", lambda x, weight: x.dtype == torch.bfloat16)
+    monkeypatch.setattr("headrace.kernels.swiglu.pays", lambda tokens, *_: 100 <= tokens < 200)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     # A copy to a GPU begins at a multiple of 16 bytes, wherever the array stood.
     monkeypatch.setattr(Staging, "upload", lambda self, arrays: [torch.tensor(array) for array in arrays])

@@ -22,6 +22,8 @@ from headrace.kernels.segment_sum import segment_sum, segment_sum_reference
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.silu_mul import silu_mul, silu_mul_reference
 from headrace.kernels.step_inputs import step_inputs, step_inputs_reference
+from headrace.kernels.swiglu import swiglu
+from headrace.kernels.swiglu_hopper import suits, swiglu_hopper
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -85,6 +87,23 @@ def test_silu_mul_agrees_with_its_reference(tokens: int, intermediate: int, dtyp
     expected = silu_mul_reference(gate_up.float())
     assert_near(silu_mul(gate_up), expected)
     assert_near(silu_mul(strided_rows(gate_up)), expected)
+
+
+@pytest.mark.parametrize(("tokens", "hidden", "intermediate"), [
+    (1, 64, 8), (77, 256, 200), (300, 1024, 3072), (129, 192, 5504), (1500, 512, 14336), (2000, 128, 2048),
+], ids=str)  # fmt: skip
+def test_swiglu_agrees_with_its_reference(tokens: int, hidden: int, intermediate: int) -> None:
+    torch.manual_seed(0)
+    x = randn(tokens, hidden, dtype=torch.bfloat16)
+    weight = randn(2 * intermediate, hidden, dtype=torch.bfloat16) * hidden**-0.5
+    bias = randn(2 * intermediate, dtype=torch.bfloat16)
+    expected = silu_mul_reference(x.float() @ weight.float().T)
+    assert_near(swiglu(x, weight), expected)
+    assert_near(swiglu(x, weight, bias), silu_mul_reference(x.float() @ weight.float().T + bias.float()))
+    if suits(x, weight):  # it is chosen where it is the quicker one; right it must be everywhere
+        y = swiglu_hopper(x, weight)
+        assert_near(y, expected)
+        assert all(torch.equal(swiglu_hopper(x, weight), y) for _ in range(10))
 
 
 @each_dtype

@@ -24,9 +24,12 @@ from headrace.kernels.segment_sum import segment_sum
 from headrace.kernels.shared_prefix import SharedPrefixes
 from headrace.kernels.silu_mul import silu_mul
 from headrace.kernels.step_inputs import step_inputs
+from headrace.kernels.swiglu_hopper import suits as swiglu_suits
+from headrace.kernels.swiglu_hopper import swiglu_hopper
 
 BF16 = torch.bfloat16
 ADA_SHARED_BYTES = 99 * 1024
+HOPPER_SHARED_BYTES = 227 * 1024
 
 
 def test_norms_and_activation_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +40,19 @@ def test_norms_and_activation_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         silu_mul(torch.ones(3, 3072, dtype=BF16))
         segment_sum(x, torch.tensor([0, 2]).int(), torch.tensor([2, 1]).int())
     assert len(compiled) == 4
+
+
+def test_swiglu_compiles_with_whole_and_half_tiles_and_a_product_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with compiled_not_run(monkeypatch) as compiled:
+        swiglu_hopper(torch.ones(300, 1024, dtype=BF16), torch.ones(2 * 3072, 1024, dtype=BF16))
+    assert len(compiled) == 1
+    ptx = compiled[0].asm["ptx"]
+    assert "m64n256k16" in ptx
+    assert "m64n128k16" in ptx
+    assert "wgmma.wait_group.sync.aligned 1" in ptx
+    assert compiled[0].metadata.shared <= HOPPER_SHARED_BYTES
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -169,7 +185,7 @@ def test_the_largest_tiles_fit_an_ada_card_and_need_no_hopper_instructions(
     ("capability", "chosen"),
     [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)],
 )
-def test_only_hopper_gets_the_kernel_that_is_written_for_it(
+def test_only_hopper_gets_the_kernels_that_are_written_for_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], chosen: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -178,3 +194,9 @@ def test_only_hopper_gets_the_kernel_that_is_written_for_it(
     assert not suits(q, torch.empty(2, 8, 16, 128, dtype=BF16))
     assert not suits(q, torch.empty(2, 8, 32, 96, dtype=BF16))
     assert not suits(q, torch.empty(2, 8, 32, 128))
+
+    x, weight = SimpleNamespace(**vars(q), shape=(3, 128)), torch.empty(32, 128, dtype=BF16)
+    assert swiglu_suits(x, weight) == chosen
+    assert not swiglu_suits(x, weight[:-8])
+    assert not swiglu_suits(x, weight.float())
+    assert not swiglu_suits(SimpleNamespace(**vars(q), shape=(3, 96)), weight[:, :96])
