@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.engine.capture import record, seconds_of
 from headrace.engine.mixed_graphs import MixedGraphs
 from headrace.engine.plan import Ints, StepPlan
-from headrace.engine.prefix_tiles import prefix_tiles
+from headrace.engine.prefix_tiles import most_tiles, prefix_tiles
 from headrace.engine.runner import ModelRunner, Sampled, StepShape
 from headrace.kernels.shared_prefix import SharedPrefixes
 
@@ -24,13 +24,8 @@ CLEARLY = 0.95
 
 # A row: slot, start, token id; a block-table update: slot, index, block; the length of the prefix it shares.
 _ROW_FIELDS = 7
-# A tile of rows that share a prefix: start, rows, keys.
+# A tile of rows that share a prefix: start, rows, keys. Their number stands before them.
 _TILE_FIELDS = 3
-
-
-def _tile_capacity(size: int) -> int:
-    """Prefix tiles that a graph of ``size`` rows has room for."""
-    return max(size // 16, 16)
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -59,9 +54,8 @@ class GraphCache:
         self.sizes = graph_sizes(runner.max_slots)
         self.replays = 0
         largest = runner.max_slots
-        words = _ROW_FIELDS * largest + _TILE_FIELDS * _tile_capacity(largest)
         self._size_of = np.searchsorted(self.sizes, np.arange(largest + 1))
-        self._inputs = torch.zeros(words, dtype=torch.int32, device=runner.device)
+        self._inputs = torch.zeros(self._words(largest), dtype=torch.int32, device=runner.device)
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=runner.device)
         self._pool: Any = None
         self.mixed = MixedGraphs(runner)
@@ -82,7 +76,7 @@ class GraphCache:
                 quickest[i] = quickest[i + 1]
             else:
                 least = seconds
-            if not invariant:
+            if not invariant and self._most_tiles(size):
                 self._captured[size, True] = self._capture(size, shared=True)
         self._size_of = np.array(quickest)[self._size_of]
         self.mixed.capture_all(self._pool)
@@ -91,8 +85,7 @@ class GraphCache:
     def _capture(self, size: int, *, shared: bool) -> _Captured:
         """Record a step of ``size`` padding rows."""
         nothing = np.empty(0, np.int32)
-        tiles = np.zeros((_TILE_FIELDS, _tile_capacity(size)), np.int32)
-        self._load(size, [nothing] * _ROW_FIELDS, list(tiles))
+        self._load(size, [nothing] * _ROW_FIELDS, np.zeros(1, np.int32), [nothing] * _TILE_FIELDS)
         graph, outputs = record(lambda: self._step(size, shared), self._pool)
         self._pool = self._pool or graph.pool()
         return _Captured(graph, *outputs)
@@ -121,21 +114,26 @@ class GraphCache:
         size = self.sizes[self._size_of[rows]]
         shared = len(plan.group_start) > 0
         captured = self._captured[size, shared]
-        prefix_lens, *tiles = prefix_tiles(plan, runner.rows_per_tile, _tile_capacity(size))
+        prefix_lens, num_tiles, *tiles = prefix_tiles(plan, runner.rows_per_tile)
         updates = [plan.table_slots, plan.table_index, plan.table_blocks]
-        self._load(size, [plan.slots, plan.starts, plan.token_ids, *updates, prefix_lens], tiles)
+        self._load(size, [plan.slots, plan.starts, plan.token_ids, *updates, prefix_lens], num_tiles, tiles)
         captured.graph.replay()
         logits = runner.model.logits(captured.hidden[:rows])
         return runner.sample(logits, captured.lines[:rows], captured.positions[:rows], plan)
 
-    def _words(self, size: int) -> int:
-        return _ROW_FIELDS * size + _TILE_FIELDS * _tile_capacity(size)
+    def _most_tiles(self, size: int) -> int:
+        """Tiles of shared prefixes that a graph of ``size`` rows has room for: as many as there can be."""
+        return most_tiles(size, self.runner.rows_per_tile)
 
-    def _load(self, size: int, row_fields: list[Ints], tile_fields: list[Ints]) -> None:
+    def _words(self, size: int) -> int:
+        return _ROW_FIELDS * size + 1 + _TILE_FIELDS * self._most_tiles(size)
+
+    def _load(self, size: int, row_fields: list[Ints], num_tiles: Ints, tile_fields: list[Ints]) -> None:
         """Send a step's inputs. Padding rows have slot -1; padding updates go to the slot table's spare line."""
         padding = (-1, 0, 0, self.runner.max_slots, 0, 0, 0)
         rows = [_padded(field, size, fill) for field, fill in zip(row_fields, padding, strict=True)]
-        self.runner.staging.upload_into(self._inputs, np.concatenate([*rows, *tile_fields]))
+        tiles = [_padded(field, self._most_tiles(size), 0) for field in tile_fields]
+        self.runner.staging.upload_into(self._inputs, np.concatenate([*rows, num_tiles, *tiles]))
 
     def _step(self, size: int, with_shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         """What a graph holds: hidden states [size, H], the rows' lines of the slot table, the positions they sample.
@@ -146,14 +144,15 @@ class GraphCache:
         slots, starts, token_ids, table_slots, index, blocks, lens = self._inputs[:rows].view(
             _ROW_FIELDS, size
         )
-        tiles = self._inputs[rows : self._words(size)].view(_TILE_FIELDS, _tile_capacity(size))
+        num_tiles = self._inputs[rows : rows + 1]
+        tiles = self._inputs[rows + 1 : self._words(size)].view(_TILE_FIELDS, self._most_tiles(size))
         runner.block_tables[table_slots.long(), index.long()] = blocks
         padding = slots < 0
         context_lens = torch.where(padding, 0, starts + 1).int()
         hidden = runner.forward(
             token_ids, self._query_start[: size + 1], slots, starts, context_lens,
             StepShape(num_decodes=size, max_context_len=runner.max_context),
-            SharedPrefixes(lens, *tiles) if with_shared else None,
+            SharedPrefixes(lens, num_tiles, *tiles) if with_shared else None,
         )  # fmt: skip
         lines = torch.where(padding, runner.max_slots, slots).long()
         return hidden, lines, context_lens.long()

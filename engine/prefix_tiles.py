@@ -3,30 +3,32 @@
 import numpy as np
 
 from headrace.engine.plan import Ints, StepPlan
+from headrace.engine.sharers import LEAST_SHARERS
 
 
-def prefix_tiles(
-    plan: StepPlan, rows_per_tile: int, capacity: int | None = None
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """prefix_lens [num_decodes], and start, rows, keys [C] of each tile, as SharedPrefixes wants them.
+def most_tiles(rows: int, rows_per_tile: int) -> int:
+    """How many tiles a step of so many decode rows has at most, however they are grouped.
 
-    With a capacity, C is that: spare tiles are empty, and the groups that would save least are left out.
+    Rows make the most tiles in groups that are as small as may be, each a tile; or where tiles hold few rows, in groups of
+    one row more than a tile holds, each two.
     """
-    tiles_of = -(-plan.group_rows // rows_per_tile)
-    kept = np.arange(len(tiles_of))
-    if capacity is not None:
-        kept = np.argsort(-(plan.group_rows * plan.group_keys), kind="stable")
-        kept = kept[np.cumsum(tiles_of[kept]) <= capacity]
-    start, rows, keys = plan.group_start[kept], plan.group_rows[kept], plan.group_keys[kept]
-    prefix_lens = np.zeros(plan.num_decodes, np.int32)
-    for first, count, length in zip(start.tolist(), rows.tolist(), keys.tolist(), strict=True):
-        prefix_lens[first : first + count] = length
+    return max(rows // LEAST_SHARERS, 2 * rows // (rows_per_tile + 1))
 
-    tiles_of = tiles_of[kept]
-    group = np.repeat(np.arange(len(kept)), tiles_of)
+
+def prefix_tiles(plan: StepPlan, rows_per_tile: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """prefix_lens [num_decodes], the number of tiles [1], and start, rows, keys of each, as SharedPrefixes wants them."""
+    start, rows, keys = plan.group_start, plan.group_rows, plan.group_keys
+    rises = np.zeros(plan.num_decodes + 1, np.int32)  # of prefix_lens, from one row to the next
+    rises[start] += keys
+    rises[start + rows] -= keys
+
+    tiles_of = -(-rows // rows_per_tile)
+    group = np.repeat(np.arange(len(rows)), tiles_of)
     offset = (np.arange(len(group)) - np.repeat(np.cumsum(tiles_of) - tiles_of, tiles_of)) * rows_per_tile
-    tiles = np.zeros((3, capacity if capacity is not None else len(group)), np.int32)
-    tiles[0, : len(group)] = start[group] + offset
-    tiles[1, : len(group)] = np.minimum(rows[group] - offset, rows_per_tile)
-    tiles[2, : len(group)] = keys[group]
-    return prefix_lens, tiles[0], tiles[1], tiles[2]
+    return (
+        np.cumsum(rises[:-1], dtype=np.int32),
+        np.array([len(group)], np.int32),
+        (start[group] + offset).astype(np.int32),
+        np.minimum(rows[group] - offset, rows_per_tile).astype(np.int32),
+        keys[group],
+    )

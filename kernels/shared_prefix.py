@@ -22,6 +22,7 @@ from headrace.kernels.prefill_attention import Tile, attend_tile, blocks_of
 
 PREFIX_SPLITS: int = 4
 _PAIRS = 128  # (row, head) pairs of a tile
+_PROGRAMS_AN_SM = 2  # one fits at a time: the other starts wherever one has ended, which evens pieces out
 _LOG2_E = 1.4426950408889634
 
 
@@ -29,11 +30,13 @@ class SharedPrefixes(NamedTuple):
     """Which rows of a step share a prefix. On the device and of fixed capacity, so that a graph can hold it.
 
     prefix_lens: [R] int32, how many keys of each row its tile attends to (0: none; a multiple of the block size).
-    tile_start, tile_rows, tile_keys: [C] int32. Tile c covers rows tile_start .. tile_start + tile_rows - 1, whose
-    first tile_keys keys are the same blocks, found through the first row's slot. tile_rows 0: nothing to do.
+    num_tiles: [1] int32, at most C. tile_start, tile_rows, tile_keys: [C] int32; the tiles are the first num_tiles of
+    them, and what follows is never read. Tile c covers rows tile_start .. tile_start + tile_rows - 1, whose first
+    tile_keys keys are the same blocks, found through the first row's slot.
     """
 
     prefix_lens: Tensor
+    num_tiles: Tensor
     tile_start: Tensor
     tile_rows: Tensor
     tile_keys: Tensor
@@ -44,13 +47,98 @@ def rows_per_tile(group: int) -> int:
     return _PAIRS // group
 
 
-@triton.jit(do_not_specialize=["num_tiles", "wanted_programs"], do_not_specialize_on_alignment=["slots_ptr"])
+@triton.jit
+def _attend_split(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_tables_ptr,
+    slots_ptr,
+    tile_start_ptr,
+    tile_rows_ptr,
+    tile_keys_ptr,
+    parts_ptr,
+    lse_ptr,
+    q_stride,
+    block_stride,
+    table_stride,
+    scale_log2,
+    kv_head,
+    tile,
+    split,
+    splits,  # into which tiles are cut; a short one may have fewer
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """One key head of one tile, and one split of the tile's keys. Other arguments as the kernel's."""
+    first_row, num_rows = tl.load(tile_start_ptr + tile), tl.load(tile_rows_ptr + tile)
+    num_keys = tl.load(tile_keys_ptr + tile)
+    keys_a_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), splits) * BLOCK_N
+    key_start = split * keys_a_split
+    key_end = tl.minimum(key_start + keys_a_split, num_keys)
+
+    pairs = tl.arange(0, BLOCK_M)
+    rows = (first_row + pairs // GROUP).to(tl.int64)
+    heads = kv_head * GROUP + pairs % GROUP
+    pair_mask = pairs < num_rows * GROUP
+    first_part = (rows * (KV_HEADS * GROUP) + heads) * SPLITS
+    if split == 0:
+        parts = tl.arange(0, SPLITS)
+        missing = pair_mask[:, None] & (parts * keys_a_split >= num_keys)[None, :]
+        tl.store(lse_ptr + first_part[:, None] + parts[None, :], float("-inf"), mask=missing)
+
+    if key_start < key_end:
+        unmasked_end = key_start + (key_end - key_start) // BLOCK_N * BLOCK_N
+        slot = tl.load(slots_ptr + first_row).to(tl.int64)
+        table_ptr = block_tables_ptr + slot * table_stride
+        k_head_ptr = k_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+        v_head_ptr = v_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
+
+        columns = tl.arange(0, BLOCK_D)
+        mask = pair_mask[:, None] & (columns < HEAD_DIM)[None, :]
+        offsets = rows[:, None] * q_stride + heads[:, None] * HEAD_DIM + columns[None, :]
+        q = tl.load(q_ptr + offsets, mask=mask, other=0.0)
+        positions = tl.zeros([BLOCK_M], tl.int32) + num_keys  # every query sees every key
+
+        accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        block = blocks_of(table_ptr, key_start + tl.arange(0, BLOCK_N), key_end, BLOCK_SIZE)
+        for start in range(key_start, unmasked_end, BLOCK_N):
+            accumulated, total, highest, block = attend_tile(
+                q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
+                block_stride, scale_log2, False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+        for start in range(unmasked_end, key_end, BLOCK_N):
+            accumulated, total, highest, block = attend_tile(
+                q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
+                block_stride, scale_log2, True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+
+        part = first_part + split
+        tl.store(lse_ptr + part, highest + tl.log2(total), mask=pair_mask)
+        out = accumulated / total[:, None]
+        tl.store(parts_ptr + part[:, None] * HEAD_DIM + columns[None, :], out, mask=mask)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "slots_ptr", "num_tiles_ptr", "tile_start_ptr", "tile_rows_ptr", "tile_keys_ptr",
+    ]
+)  # fmt: skip
 def _shared_prefix_kernel(
     q_ptr,  # [R, Hq, D], rows q_stride apart
     k_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
     v_cache_ptr,  # [N, Hkv, B, D], blocks block_stride apart
     block_tables_ptr,  # [S, M] int32, rows table_stride apart
     slots_ptr,  # [R] int32
+    num_tiles_ptr,  # [1] int32
     tile_start_ptr,  # [C] int32
     tile_rows_ptr,  # [C] int32
     tile_keys_ptr,  # [C] int32
@@ -59,9 +147,8 @@ def _shared_prefix_kernel(
     q_stride,
     block_stride,
     table_stride,
-    num_tiles,
-    wanted_programs,
     scale_log2,  # scale * log2(e): the softmax is taken in base 2
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads a key head
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -70,63 +157,21 @@ def _shared_prefix_kernel(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """One program covers one key head of one tile, and one split of the tile's keys."""
-    kv_head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_rows = tl.load(tile_rows_ptr + tile)
-    if num_rows == 0:
-        return
-    used_tiles = tl.zeros([128], tl.int32)
-    for first in range(0, num_tiles, 128):
-        tiles = first + tl.arange(0, 128)
-        used_tiles += (tl.load(tile_rows_ptr + tiles, mask=tiles < num_tiles, other=0) > 0).to(tl.int32)
-    programs = tl.sum(used_tiles) * tl.num_programs(0)
-    splits = tl.minimum(tl.maximum(wanted_programs // programs, 1), SPLITS)
+    """A piece of work is one key head of one tile, and one split of the tile's keys. Of P programs each takes every P-th.
 
-    num_keys = tl.load(tile_keys_ptr + tile)
-    keys_a_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), splits) * BLOCK_N
-    key_start = tl.minimum(split * keys_a_split, num_keys)
-    key_end = tl.minimum(key_start + keys_a_split, num_keys)
-
-    first_row = tl.load(tile_start_ptr + tile)
-    pairs = tl.arange(0, BLOCK_M)
-    rows = (first_row + pairs // GROUP).to(tl.int64)
-    heads = kv_head * GROUP + pairs % GROUP
-    pair_mask = pairs < num_rows * GROUP
-    part = (rows * (tl.num_programs(0) * GROUP) + heads) * SPLITS + split
-    if key_start >= key_end:
-        tl.store(lse_ptr + part, float("-inf"), mask=pair_mask)
-        return
-
-    unmasked_end = key_start + (key_end - key_start) // BLOCK_N * BLOCK_N
-    slot = tl.load(slots_ptr + first_row).to(tl.int64)
-    table_ptr = block_tables_ptr + slot * table_stride
-    k_head_ptr = k_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
-    v_head_ptr = v_cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
-
-    columns = tl.arange(0, BLOCK_D)
-    mask = pair_mask[:, None] & (columns < HEAD_DIM)[None, :]
-    offsets = rows[:, None] * q_stride + heads[:, None] * HEAD_DIM + columns[None, :]
-    q = tl.load(q_ptr + offsets, mask=mask, other=0.0)
-    positions = tl.zeros([BLOCK_M], tl.int32) + num_keys  # every query sees every key
-
-    accumulated = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    block = blocks_of(table_ptr, key_start + tl.arange(0, BLOCK_N), key_end, BLOCK_SIZE)
-    for start in range(key_start, unmasked_end, BLOCK_N):
-        accumulated, total, highest, block = attend_tile(
-            q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
-            block_stride, scale_log2, False, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+    So the grid need not grow with the capacity, and room for every tile that there can be costs no empty programs. Few
+    tiles are cut into as many splits as there are programs for.
+    """
+    num_tiles = tl.load(num_tiles_ptr)
+    splits = tl.num_programs(0) // tl.maximum(num_tiles * KV_HEADS, 1)
+    splits = tl.minimum(tl.maximum(splits, 1), SPLITS)
+    for piece in range(tl.program_id(0), num_tiles * KV_HEADS * splits, tl.num_programs(0)):
+        kv_head, tile, split = piece % KV_HEADS, piece // KV_HEADS % num_tiles, piece // KV_HEADS // num_tiles
+        _attend_split(
+            q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, slots_ptr, tile_start_ptr, tile_rows_ptr, tile_keys_ptr,
+            parts_ptr, lse_ptr, q_stride, block_stride, table_stride, scale_log2, kv_head, tile, split, splits,
+            KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, SPLITS,
         )  # fmt: skip
-    for start in range(unmasked_end, key_end, BLOCK_N):
-        accumulated, total, highest, block = attend_tile(
-            q, accumulated, total, highest, block, start, key_end, positions, k_head_ptr, v_head_ptr, table_ptr,
-            block_stride, scale_log2, True, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
-        )  # fmt: skip
-
-    tl.store(lse_ptr + part, highest + tl.log2(total), mask=pair_mask)
-    out = accumulated / total[:, None]
-    tl.store(parts_ptr + part[:, None] * HEAD_DIM + columns[None, :], out, mask=mask)
 
 
 def _tile(itemsize: int) -> Tile:
@@ -156,13 +201,12 @@ def attend_to_shared_prefixes(
     _, kv_heads, block_size, _ = k_cache.shape
     parts = torch.empty((rows, num_heads, PREFIX_SPLITS, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((rows, num_heads, PREFIX_SPLITS), dtype=torch.float32, device=q.device)
-    capacity = len(shared.tile_rows)
+    most_pieces = len(shared.tile_rows) * kv_heads * PREFIX_SPLITS
     tile = _tile(q.itemsize)
-    _shared_prefix_kernel[(kv_heads, capacity, PREFIX_SPLITS)](
-        q, k_cache, v_cache, block_tables, slots, shared.tile_start, shared.tile_rows, shared.tile_keys,
-        parts, lse, q.stride(0), k_cache.stride(0), block_tables.stride(0), capacity,
-        2 * multiprocessors(q.device), scale * _LOG2_E,
-        GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+    _shared_prefix_kernel[(min(most_pieces, _PROGRAMS_AN_SM * multiprocessors(q.device)),)](
+        q, k_cache, v_cache, block_tables, slots, shared.num_tiles, shared.tile_start, shared.tile_rows,
+        shared.tile_keys, parts, lse, q.stride(0), k_cache.stride(0), block_tables.stride(0), scale * _LOG2_E,
+        KV_HEADS=kv_heads, GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=tile.pairs, BLOCK_N=tile.keys, SPLITS=PREFIX_SPLITS,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **LAUNCH_OPTIONS,
     )  # fmt: skip

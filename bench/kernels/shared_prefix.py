@@ -41,7 +41,8 @@ def main() -> None:
         ]
         start, count, keys = torch.tensor(tiles, dtype=torch.int32).T.contiguous().to(DEVICE)
         ints = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-        shared = SharedPrefixes(ints + shared_keys, start, count, keys)
+        num_tiles = torch.tensor([len(tiles)], dtype=torch.int32, device=DEVICE)
+        shared = SharedPrefixes(ints + shared_keys, num_tiles, start, count, keys)
         calls: dict[str, list] = {"apart": [], "shared": []}
         for _ in range(2):
             k, v = torch.randn(

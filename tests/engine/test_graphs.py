@@ -10,6 +10,7 @@ from headrace.engine import Engine, EngineConfig, Request, SamplingParams
 from headrace.engine.build import build
 from headrace.engine.graphs import GraphCache, graph_sizes
 from headrace.engine.numerics import BATCH_INVARIANT
+from headrace.kernels.shared_prefix import SharedPrefixes
 
 pytestmark = pytest.mark.usefixtures("replays")
 
@@ -121,3 +122,20 @@ def test_a_step_takes_a_larger_graph_where_that_is_clearly_quicker(model, monkey
     assert {name: done.token_ids for name, done in told(engine, requests()).items()} == {
         name: done.token_ids for name, done in told(plain, requests()).items()
     }
+
+
+def test_every_one_of_many_small_groups_has_its_tile_in_a_graph(model, replays, monkeypatch):
+    seen = []
+
+    def shared_prefixes(lens, num_tiles, *tiles):
+        start, rows, keys = (field[: int(num_tiles)].tolist() for field in tiles)
+        seen.append((lens.tolist(), start, rows, keys))
+        return SharedPrefixes(lens, num_tiles, *tiles)
+
+    monkeypatch.setattr("headrace.engine.graphs.SharedPrefixes", shared_prefixes)
+    rng = random.Random(2)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = [[rng.randrange(3, 250) for _ in range(140)] for _ in range(24)]
+    asked = [Request(f"{i}-{j}", prompt, params) for i, prompt in enumerate(prompts) for j in range(4)]
+    told(engine_of(model, graphs=True, max_slots=96), asked)
+    assert ([128] * 96, list(range(0, 96, 4)), [4] * 24, [128] * 24) in seen

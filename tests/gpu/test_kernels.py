@@ -3,9 +3,11 @@
 tests/kernels/test_interpreted.py runs this file in the interpreter. (Its bf16 matrix products are wrong: not used.)
 """
 
+from collections.abc import Sequence
+
 import pytest
 import torch
-from kernel_cases import assert_near, edit_table, paged_rows, strided_rows
+from kernel_cases import PagedRows, assert_near, edit_table, paged_rows, strided_rows
 from torch import Tensor
 
 from headrace.kernels.decode_attention import decode_attention, decode_attention_reference, split_keys
@@ -311,6 +313,32 @@ def test_a_step_s_splits_serve_one_layer_after_another(dtype: torch.dtype) -> No
         assert_near(out, expected)
 
 
+def share(
+    rows: PagedRows, groups: list[tuple[int, int]], most: int, spare: Sequence[tuple[int, int, int]] = ()
+) -> SharedPrefixes:
+    """Let the first rows share prefixes: groups of (rows, shared keys), cut into tiles of ``most`` rows.
+
+    spare: tiles beyond those, which are not to be looked at.
+    """
+    prefix_lens, tiles, first = torch.zeros(len(rows.slots), dtype=torch.int32), [], 0
+    for count, shared in groups:
+        members = rows.slots[first : first + count].long()
+        rows.block_tables[members, : shared // 32] = rows.block_tables[members[0], : shared // 32].clone()
+        prefix_lens[first : first + count] = shared
+        if shared:
+            tiles += [(first + at, min(most, count - at), shared) for at in range(0, count, most)]
+        first += count
+    num_tiles = torch.tensor([len(tiles)], dtype=torch.int32, device=DEVICE)
+    table = torch.tensor([*tiles, *spare], dtype=torch.int32, device=DEVICE).T.contiguous()
+    return SharedPrefixes(prefix_lens.to(DEVICE), num_tiles, *table)
+
+
+def assert_sharing_changes_nothing(rows: PagedRows, max_context_len: int, shared: SharedPrefixes) -> None:
+    out = torch.full_like(rows.q, float("nan"))
+    decode_attention(*rows.decode_arguments()[:-1], max_context_len, rows.scale, out=out, shared=shared)
+    assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
+
+
 @each_dtype
 @pytest.mark.parametrize("max_context_len", [1950, 20_000], ids=["tight", "room to spare"])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 96), (8, 1, 128), (7, 1, 128)], ids=str)
@@ -325,24 +353,27 @@ def test_rows_that_share_a_prefix_decode_as_if_they_did_not(
     # several splits, of which the first goes on from the prefix
     lengths[2], lengths[4] = 320 + 1100, 320 + 1600
     rows = paged_rows([(1, length) for length in lengths], heads, dtype=dtype, device=DEVICE)
-    prefix_lens, tiles, first = [], [], 0
-    for count, shared in groups:
-        members = rows.slots[first : first + count].long()
-        rows.block_tables[members, : shared // 32] = rows.block_tables[members[0], : shared // 32].clone()
-        prefix_lens += [shared] * count
-        if shared:
-            tiles += [(first + at, min(most, count - at), shared) for at in range(0, count, most)]
-        first += count
-    tiles += [(0, 0, 0)] * 3  # capacity that is not used
-    table = torch.tensor(tiles, dtype=torch.int32, device=DEVICE).T.contiguous()
-    shared_prefixes = SharedPrefixes(
-        torch.tensor([*prefix_lens, 0], dtype=torch.int32, device=DEVICE), table[0], table[1], table[2]
-    )
-    out = torch.full_like(rows.q, float("nan"))
-    decode_attention(
-        *rows.decode_arguments()[:-1], max_context_len, rows.scale, out=out, shared=shared_prefixes
-    )
-    assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
+    shared_prefixes = share(rows, groups, most, spare=[(1, 5, 32)] * 3)
+    assert_sharing_changes_nothing(rows, max_context_len, shared_prefixes)
+
+
+# Programs for all 24 pieces in turn; for splits of which the last is missing where keys are few; for all splits.
+@pytest.mark.parametrize("processors", [1, 40, 60])
+@each_dtype
+def test_rows_that_share_a_prefix_in_many_small_groups_decode_as_if_they_did_not(
+    dtype: torch.dtype, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.kernels.shared_prefix.multiprocessors", lambda device: processors)
+    groups = [(2, 32 * (1 + group % 9)) for group in range(12)]
+    lengths = [(1, shared + 1 + row) for count, shared in groups for row in range(count)]
+    rows = paged_rows(lengths, (4, 2, 64), dtype=dtype, device=DEVICE)
+    assert_sharing_changes_nothing(rows, 300, share(rows, groups, most=64))
+
+
+@each_dtype
+def test_rows_that_share_a_prefix_no_more_decode_in_a_step_with_room_for_tiles(dtype: torch.dtype) -> None:
+    rows = paged_rows([(1, 40), (1, 100)], (4, 2, 64), dtype=dtype, device=DEVICE)
+    assert_sharing_changes_nothing(rows, 100, share(rows, [(2, 0)], most=64, spare=[(0, 2, 32)] * 2))
 
 
 @each_dtype

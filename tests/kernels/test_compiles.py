@@ -118,7 +118,7 @@ def test_decode_attention_compiles(
 ) -> None:
     rows = paged_rows([(1, 40), (1, 40)], heads, dtype=BF16)
     none = torch.zeros(8, dtype=torch.int32)
-    shared = SharedPrefixes(none[:2], none, none, none) if prefixed else None
+    shared = SharedPrefixes(none[:2], none[:1], none, none, none) if prefixed else None
     with compiled_not_run(monkeypatch) as compiled:
         decode_attention(*rows.decode_arguments()[:-1], 8192, rows.scale, shared=shared)
     assert len(compiled) == 2 + prefixed
@@ -170,7 +170,7 @@ def test_the_largest_tiles_fit_an_ada_card_and_need_no_hopper_instructions(
     chunk = paged_rows([(70, 100), (5, 5)], (8, 2, 128), dtype=dtype)
     decodes = paged_rows([(1, 40), (1, 40)], (8, 2, 128), dtype=dtype)
     x, none = torch.ones(3, 1024, dtype=dtype), torch.zeros(8, dtype=torch.int32)
-    shared = SharedPrefixes(none[:2], none, none, none)
+    shared = SharedPrefixes(none[:2], none[:1], none, none, none)
     with compiled_not_run(monkeypatch, ADA) as compiled:
         prefill_attention(*chunk.prefill_arguments(), 1e6)
         prefill_attention(*chunk.prefill_arguments(), batch_invariant=True)
