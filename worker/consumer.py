@@ -103,11 +103,16 @@ class TierConsumer:
         self._committed: dict[tuple[str, int], int] = {}
         self._next_commit = 0.0
         self._holding, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"consumer-{tier}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     # --- called by the worker's thread ----------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Begin to fetch. Raises KafkaException for settings that librdkafka does not take."""
+        consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
+        self._thread = threading.Thread(
+            target=self._run, args=(consumer,), name=f"consumer-{self.tier}", daemon=True
+        )
         self._thread.start()
 
     def release(self, delivery: Delivery) -> None:
@@ -125,7 +130,7 @@ class TierConsumer:
     def close(self, timeout: float) -> None:
         """Commit what is released, leave the group, end the thread."""
         self._closing.set()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(timeout)
 
     @property
@@ -135,9 +140,8 @@ class TierConsumer:
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, consumer: Consumer) -> None:
         try:
-            consumer = Consumer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
             consumer.subscribe(
                 [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )

@@ -63,9 +63,12 @@ class ControlConsumer:
         self._caught_up = threading.Event()
         self._partitions: frozenset[int] = frozenset()
         self._look_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Begin to read. Raises KafkaException for settings that librdkafka does not take."""
+        consumer = Consumer(self._settings, **kafka_log.callbacks(self._settings["bootstrap.servers"]))
+        self._thread = threading.Thread(target=self._run, args=(consumer,), name="control", daemon=True)
         self._thread.start()
 
     def wait_until_caught_up(self, timeout: float) -> bool:
@@ -74,11 +77,10 @@ class ControlConsumer:
 
     def close(self, timeout: float) -> None:
         self._closing.set()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(timeout)
 
-    def _run(self) -> None:
-        consumer = Consumer(self._settings, **kafka_log.callbacks(self._settings["bootstrap.servers"]))
+    def _run(self, consumer: Consumer) -> None:
         try:
             while not self._closing.is_set() and not self._assign(consumer):
                 self._closing.wait(AGAIN_AFTER_S)

@@ -14,6 +14,7 @@ import postgres
 import psycopg
 import pytest
 import torch
+from confluent_kafka import KafkaError, KafkaException
 from typer.testing import CliRunner, Result
 
 from headrace.cli import app, context, doctor
@@ -426,6 +427,16 @@ def test_a_login_at_kafka_that_lacks_something_names_its_setting(
     result = run("topics", "describe")
     assert result.exit_code == Exit.USAGE
     assert remedy in result.output
+
+
+def test_properties_that_exclude_each_other_are_both_named() -> None:
+    text = "`max.poll.interval.ms`must be >= `session.timeout.ms`"
+    failure = translate(KafkaException(KafkaError(KafkaError._INVALID_ARG, text)))
+    assert failure is not None
+    assert failure.exit_code is Exit.USAGE
+    assert (
+        failure.remedy == "Check HEADRACE_KAFKA_MAX_POLL_INTERVAL_MS and HEADRACE_KAFKA_SESSION_TIMEOUT_MS."
+    )
 
 
 def process(stdout: int, home: Path) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from apache_kafka import console_producer
+from confluent_kafka import KafkaException
 from pipeline import Pipeline
 from standin import StandInEngine
 
@@ -129,6 +130,16 @@ def test_the_same_id_again_is_the_same_job_and_with_other_content_none(line: Pip
     assert len(worker.engine.seen) == 1
     assert dict(letter.headers())[topics.DEAD_CODE] == b"duplicate_job_id"
     assert dict(letter.headers())[topics.DEAD_OFFSET] == b"2"
+
+
+@pytest.mark.parametrize("wrong", [{"fetch.min.bytes": "x"}, {"session.timeout.ms": "700000"}])
+def test_settings_that_a_consumer_does_not_take_end_the_worker_with_kafkas_own_error(
+    line: Pipeline, wrong: dict[str, str]
+) -> None:
+    worker = line.start_worker(kafka=wrong)
+    with pytest.raises(KafkaException, match=next(iter(wrong))):
+        worker.close()
+    assert worker.engine.closed
 
 
 def test_a_retriable_error_is_tried_again_until_it_passes(line: Pipeline) -> None:
