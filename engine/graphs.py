@@ -22,6 +22,10 @@ from headrace.kernels.shared_prefix import SharedPrefixes
 CLEARLY = 0.95
 """A larger graph is taken for this share of a smaller one's time, or less: what one measurement can tell."""
 
+SHARED_BYTES = 1 << 25
+"""Of keys and values of shared prefixes that rows would read again, in a layer, from which on a kernel reads them for all
+rows: it takes some 5 us to start and to end, and an H200 8 us to read so much."""
+
 # A row: slot, start, token id; a block-table update: slot, index, block; the length of the prefix it shares.
 _ROW_FIELDS = 7
 # A tile of rows that share a prefix: start, rows, keys. Their number stands before them.
@@ -59,6 +63,7 @@ class GraphCache:
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=runner.device)
         self._pool: Any = None
         self.mixed = MixedGraphs(runner)
+        self._least_shared_keys = max(SHARED_BYTES // runner.kv.layer_token_bytes, 1)
         self._captured: dict[tuple[int, bool], _Captured] = {}
 
     def capture_all(self) -> None:
@@ -112,7 +117,7 @@ class GraphCache:
         runner, rows = self.runner, len(plan.slots)
         runner.update_sampling(plan.sampling)
         size = self.sizes[self._size_of[rows]]
-        shared = len(plan.group_start) > 0
+        shared = plan.shared_keys >= self._least_shared_keys
         captured = self._captured[size, shared]
         prefix_lens, num_tiles, *tiles = prefix_tiles(plan, runner.rows_per_tile)
         updates = [plan.table_slots, plan.table_index, plan.table_blocks]

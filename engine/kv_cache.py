@@ -48,6 +48,12 @@ class KVCache:
             self.layers.append((k, v))
             start += size
 
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of K and V of one token in the first layer."""
+        k, v = self.layers[0]
+        return int(k[0, :, 0].nbytes + v[0, :, 0].nbytes)
+
 
 @dataclass(slots=True)
 class StepContext:

@@ -45,8 +45,7 @@ class MixedGraphs:
             _words(self._decodes[-1], PREFILL_TOKENS[-1]), dtype=torch.int32, device=runner.device
         )
         self._captured: dict[tuple[int, int], _Captured] = {}
-        keys, _ = runner.kv.layers[0]
-        self._most_shared_keys = REREAD_BYTES // (2 * keys[0, :, 0].nbytes)  # a token's key and value
+        self._most_shared_keys = REREAD_BYTES // runner.kv.layer_token_bytes
 
     def capture_all(self, pool: Any) -> None:
         """Capture every size, largest first, into a memory pool that graphs share."""
@@ -61,7 +60,7 @@ class MixedGraphs:
             0 < prefills <= PREFILL_ROWS
             and tokens <= PREFILL_TOKENS[-1]
             and plan.num_decodes <= self._decodes[-1]
-            and int(plan.group_rows @ plan.group_keys.astype(np.int64)) <= self._most_shared_keys
+            and plan.shared_keys <= self._most_shared_keys
             and not plan.readings
         )
 

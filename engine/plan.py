@@ -95,6 +95,11 @@ class StepPlan:
         return len(self.token_ids)
 
     @property
+    def shared_keys(self) -> int:
+        """How many keys decode rows share with others, each row's counted: what they read where none reads for all."""
+        return int(self.group_rows @ self.group_keys.astype(np.int64))
+
+    @property
     def mean_prefill_keys(self) -> float:
         """How many keys a query token of a prefill row sees on average; 0 where no row prefills."""
         queries = self.query_lens[self.num_decodes :]

@@ -139,3 +139,23 @@ def test_every_one_of_many_small_groups_has_its_tile_in_a_graph(model, replays, 
     asked = [Request(f"{i}-{j}", prompt, params) for i, prompt in enumerate(prompts) for j in range(4)]
     told(engine_of(model, graphs=True, max_slots=96), asked)
     assert ([128] * 96, list(range(0, 96, 4)), [4] * 24, [128] * 24) in seen
+
+
+@pytest.mark.parametrize(("least", "together"), [(4 * 128, True), (4 * 128 + 1, False)])
+def test_rows_attend_to_their_prefix_together_where_it_is_enough_to_read_again(
+    model, replays, least, together
+):
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    asked = [Request(str(i), [*range(3, 143), 150 + i], params) for i in range(4)]
+    expected = told(engine_of(model, graphs=False), asked)
+    engine = engine_of(model, graphs=True)
+    graphs = engine._executor.graphs
+    graphs._least_shared_keys = least
+    done = told(engine, asked)
+    assert {name: one.token_ids for name, one in done.items()} == {
+        name: one.token_ids for name, one in expected.items()
+    }
+    assert (
+        any(captured.graph in replays for (_, shared), captured in graphs._captured.items() if shared)
+        == together
+    )
