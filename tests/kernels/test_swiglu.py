@@ -39,10 +39,6 @@ def test_the_share_of_programs_at_work_counts_a_cut_round_as_little_more_than_ha
 
 def test_one_kernel_pays_where_the_multiprocessors_stay_busy_or_the_activation_is_a_large_part() -> None:
     large, small = (4096, 14336, 132), (1024, 3072, 132)
-    assert [tokens for tokens in (64, 256, 512, 1280, 2048, 8192) if pays(tokens, *large)] == [
-        512,
-        1280,
-        2048,
-        8192,
-    ]
-    assert [tokens for tokens in (64, 256, 512, 960, 1408, 8192) if pays(tokens, *small)] == [960, 1408, 8192]
+    sizes = (64, 256, 512, 576, 704, 1152, 1280, 2048, 8192)
+    assert [tokens for tokens in sizes if pays(tokens, *large)] == [1280, 2048, 8192]
+    assert [tokens for tokens in sizes if pays(tokens, *small)] == [576, 1280, 2048, 8192]
