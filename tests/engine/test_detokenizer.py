@@ -1,7 +1,7 @@
 """Text from token ids: exact, whole characters only, the same however the tokens come."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import KINDS, small
 
@@ -57,10 +57,12 @@ def test_a_delta_never_takes_back_what_another_one_said(kind: str, data: st.Data
 @kinds
 @settings(deadline=None)
 @given(text=st.text(max_size=80))
+@example(text="a\u2581b")
 def test_any_text_survives_the_round_trip(kind: str, text: str) -> None:
     tokenizer = small(kind)
     ids = tokenizer.encode_rendered([text])[0] if text else []
-    assert detokenize(tokenizer, ids, skip_special=False) == text
+    expected = text.replace("\u2581", " ") if kind == "sentencepiece" else text  # its sign for a space
+    assert detokenize(tokenizer, ids, skip_special=False) == expected
 
 
 @kinds
