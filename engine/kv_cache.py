@@ -1,6 +1,7 @@
 """The paged KV cache on the device, and what a step's layers need to use it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +56,14 @@ class KVCache:
         return int(k[0, :, 0].nbytes + v[0, :, 0].nbytes)
 
 
+class Rows(NamedTuple):
+    """Some of a step's R rows, as attention takes them: slots, context_lens [R] int32; query_start [R + 1] int32."""
+
+    slots: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+
+
 @dataclass(slots=True)
 class StepContext:
     """What the layers need of a step besides ids and positions. T tokens, R rows, S slots, M blocks a slot.
@@ -84,6 +93,18 @@ class StepContext:
     shared: SharedPrefixes | None = None
     splits: Splits | None = None
     numerics: Numerics = FAST
+    _decodes: Rows | None = field(init=False, default=None)
+    _prefills: Rows | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Part the rows by the kernel that they take, once for all layers."""
+        n = (
+            0 if self.numerics.batch_invariant else self.num_decodes
+        )  # a decode is then a prefill of one token
+        if n:
+            self._decodes = Rows(self.slots[:n], self.query_start[: n + 1], self.context_lens[:n])
+        if len(self.slots) > n:
+            self._prefills = Rows(self.slots[n:], self.query_start[n:] - n, self.context_lens[n:])
 
     def attend(
         self,
@@ -102,16 +123,16 @@ class StepContext:
             self.num_heads, self.num_kv_heads, q_norm=q_norm, k_norm=k_norm, eps=eps,
         )  # fmt: skip
         out = torch.empty_like(q)
-        invariant = self.numerics.batch_invariant
-        n = 0 if invariant else self.num_decodes  # a decode is then a prefill of one token
-        if n:
+        n = 0
+        if (rows := self._decodes) is not None:
+            n = rows.slots.shape[0]
             decode_attention(
-                q[:n], k_cache, v_cache, self.block_tables, self.slots[:n], self.context_lens[:n],
-                self.max_context_len, self.scale, out=out[:n], shared=self.shared, splits=self.splits,
+                q[:n], k_cache, v_cache, self.block_tables, rows.slots, rows.context_lens, self.max_context_len,
+                self.scale, out=out[:n], shared=self.shared, splits=self.splits,
             )  # fmt: skip
-        if len(self.slots) > n:
+        if (rows := self._prefills) is not None:
             prefill_attention(
-                q[n:], k_cache, v_cache, self.block_tables, self.slots[n:], self.query_start[n:] - n,
-                self.context_lens[n:], self.scale, self.mean_prefill_keys, out=out[n:], batch_invariant=invariant,
+                q[n:], k_cache, v_cache, self.block_tables, rows.slots, rows.query_start, rows.context_lens, self.scale,
+                self.mean_prefill_keys, out=out[n:], batch_invariant=self.numerics.batch_invariant,
             )  # fmt: skip
         return out.flatten(1)

@@ -20,7 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, multiprocessors, use_triton
+from headrace.kernels.dispatch import (
+    LAUNCH_OPTIONS,
+    cdiv,
+    check,
+    multiprocessors,
+    next_power_of_2,
+    use_triton,
+)
 from headrace.kernels.paged import gather_pages
 from headrace.kernels.shared_prefix import PREFIX_SPLITS, SharedPrefixes, attend_to_shared_prefixes
 
@@ -275,7 +282,7 @@ def split_keys(
     if not use_triton(context_lens) or not rows:
         return None
     processors = multiprocessors(device)
-    wanted = triton.cdiv(processors * _PROGRAMS_AN_SM, kv_heads)
+    wanted = cdiv(processors * _PROGRAMS_AN_SM, kv_heads)
     least_keys = _LEAST_KEYS if rows * kv_heads >= processors else _LEAST_KEYS_OF_FEW
     capacity = rows + min(wanted, rows * max(max_context_len // least_keys - 1, 0))
     table = torch.empty((6, capacity), dtype=torch.int32, device=device)
@@ -310,7 +317,7 @@ def decode_attention(
     check(
         q.dim() == 3 and q.shape[1] % k_cache.shape[1] == 0, "q must be [R, Hq, D] with Hq a multiple of Hkv"
     )
-    check(len(q) == len(slots) == len(context_lens), "q, slots and context_lens have a row each")
+    check(q.shape[0] == slots.shape[0] == context_lens.shape[0], "q, slots and context_lens have a row each")
     out = torch.empty_like(q) if out is None else out
     if not use_triton(q):
         return _decode_attention_cpu(q, k_cache, v_cache, block_tables, slots, context_lens, scale, out)
@@ -335,8 +342,8 @@ def decode_attention(
     _decode_attention_kernel[(kv_heads, capacity)](
         q, k_cache, v_cache, block_tables, splits.table, splits.arrived, out, parts, lse, prefix_parts, prefix_lse,
         q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), capacity, scale * _LOG2_E,
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_M=max(triton.next_power_of_2(group), 16), BLOCK_N=tile.keys, SHARED=shared is not None,
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=next_power_of_2(head_dim),
+        BLOCK_M=max(next_power_of_2(group), 16), BLOCK_N=tile.keys, SHARED=shared is not None,
         PREFIX_SPLITS=PREFIX_SPLITS, num_warps=tile.warps, num_stages=tile.stages, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return out

@@ -24,6 +24,17 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
+# Triton has both, but as functions of its compiler: a launcher in Python that calls them pays for that every time.
+def cdiv(x: int, y: int) -> int:
+    """x / y, rounded up."""
+    return -(-x // y)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is not below n, which is 1 or more."""
+    return 1 << (n - 1).bit_length()
+
+
 def check(condition: bool, message: str) -> None:
     """Raise ValueError(message) unless condition holds."""
     if not condition:

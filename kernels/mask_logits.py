@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, cdiv, check, use_triton
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def mask_logits(logits: Tensor, masks: Tensor, lines: Tensor) -> None:
         mask_logits_reference(logits, masks, lines)
     elif len(logits):
         block = 4096
-        _mask_logits_kernel[(len(logits), triton.cdiv(vocab, block))](
+        _mask_logits_kernel[(len(logits), cdiv(vocab, block))](
             logits, masks, lines, vocab, masks.shape[1], logits.stride(0), BLOCK=block, num_warps=4, **LAUNCH_OPTIONS,
         )  # fmt: skip
 

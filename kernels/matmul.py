@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, cdiv, check, use_triton
 
 _CPU_ROWS = 16
 """Rows that the CPU multiplies at a time. Few, because a step with fewer pays for all of them."""
@@ -89,7 +89,7 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.empty((tokens, out_features), dtype=x.dtype, device=x.device)
     if tokens:
         tile = _tile(x.itemsize)
-        grid = (triton.cdiv(tokens, tile.rows), triton.cdiv(out_features, tile.columns))
+        grid = (cdiv(tokens, tile.rows), cdiv(out_features, tile.columns))
         _matmul_kernel[grid](
             x, weight, bias, y, x.stride(0), tokens, in_features, out_features,
             HAS_BIAS=bias is not None, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.terms,

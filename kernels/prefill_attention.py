@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, next_power_of_2, use_triton
 from headrace.kernels.paged import gather_pages
 from headrace.kernels.prefill_hopper import prefill_hopper, suits
 
@@ -226,7 +226,7 @@ def prefill_attention(
         q.dim() == 3 and q.shape[1] % k_cache.shape[1] == 0, "q must be [T, Hq, D] with Hq a multiple of Hkv"
     )
     check(
-        len(query_start) == len(slots) + 1 == len(context_lens) + 1,
+        query_start.shape[0] == slots.shape[0] + 1 == context_lens.shape[0] + 1,
         "query_start has one entry more than slots",
     )
     out = torch.empty_like(q) if out is None else out
@@ -243,11 +243,11 @@ def prefill_attention(
         return prefill_hopper(q, k_cache, v_cache, block_tables, slots, query_start, context_lens, scale, out)
     tile = _tile(q.itemsize)
     group = num_heads // kv_heads
-    grid = (kv_heads, tokens // (tile.pairs // group) + len(slots))
+    grid = (kv_heads, tokens // (tile.pairs // group) + slots.shape[0])
     _prefill_attention_kernel[grid](
         q, k_cache, v_cache, block_tables, slots, query_start, context_lens, out,
-        q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), len(slots), scale * _LOG2_E,
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=triton.next_power_of_2(head_dim),
+        q.stride(0), out.stride(0), k_cache.stride(0), block_tables.stride(0), slots.shape[0], scale * _LOG2_E,
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_D=next_power_of_2(head_dim),
         BLOCK_M=tile.pairs, BLOCK_N=tile.keys, BATCH_INVARIANT=batch_invariant, num_warps=tile.warps,
         num_stages=tile.stages, maxnreg=tile.registers, **LAUNCH_OPTIONS,
     )  # fmt: skip

@@ -325,10 +325,10 @@ def prefill_hopper(
         TensorDescriptor(cache, [rows, head_dim], [head_dim, 1], [page, head_dim], layout)
         for cache in (k_cache, v_cache)
     )
-    grid = (kv_heads, tokens // (_PAIRS.value // group) + len(slots))
+    grid = (kv_heads, tokens // (_PAIRS.value // group) + slots.shape[0])
     _prefill_hopper_kernel[grid](
         q, k, v, block_tables, slots, query_start, context_lens, out,
-        q.stride(0), out.stride(0), block_rows, block_tables.stride(0), len(slots), scale * _LOG2_E,
+        q.stride(0), out.stride(0), block_rows, block_tables.stride(0), slots.shape[0], scale * _LOG2_E,
         GROUP=group, num_warps=4, maxnreg=168, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return out

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, next_power_of_2, use_triton
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     y = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     if tokens == 0:
         return y
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     _rms_norm_kernel[(tokens,)](
         x, residual, weight, y,
         x.stride(0), residual.stride(0) if residual is not None else 0, hidden, eps,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, next_power_of_2, use_triton
 from headrace.kernels.rms_norm import rms_norm_reference
 
 
@@ -151,13 +151,13 @@ def rope_and_cache(
     check(k_cache[0].is_contiguous(), "a cache block must be contiguous")
     q = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens:
-        heads = triton.next_power_of_2(num_heads)
-        half = triton.next_power_of_2(head_dim // 2)
+        heads = next_power_of_2(num_heads)
+        half = next_power_of_2(head_dim // 2)
         _rope_cache_kernel[(tokens,)](
             qkv, positions, cos_sin, q_norm, k_norm, slot_mapping, q, k_cache, v_cache,
             qkv.stride(0), k_cache.stride(0), eps, num_heads, num_kv_heads,
             BLOCK_SIZE=k_cache.shape[2], HEAD_DIM=head_dim, HAS_NORM=q_norm is not None,
-            HEADS=heads, KV_HEADS=triton.next_power_of_2(num_kv_heads), HALF=half,
+            HEADS=heads, KV_HEADS=next_power_of_2(num_kv_heads), HALF=half,
             num_warps=min(max(heads * half // 512, 1), 8), **LAUNCH_OPTIONS,
         )  # fmt: skip
     return q

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, next_power_of_2, use_triton
 
 _MIN_TEMPERATURE = 1e-30  # keeps logits / temperature finite
 _CANDIDATES = 1024  # on the CPU: how many of the largest scores are sorted before all are
@@ -301,7 +301,7 @@ def sample(
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         block, warps = (2048, 4) if all_greedy or no_filters else (4096, 16)
-        block = min(triton.next_power_of_2(vocab), block)
+        block = min(next_power_of_2(vocab), block)
         _sample_kernel[(rows,)](
             logits, temperature, top_k, top_p, min_p, seeds, positions, tokens, logits.stride(0), vocab,
             MIN_TEMPERATURE=_MIN_TEMPERATURE, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, cdiv, check, next_power_of_2, use_triton
 
 
 @triton.jit
@@ -43,8 +43,8 @@ def segment_sum(x: Tensor, start: Tensor, length: Tensor) -> Tensor:
     width = x.shape[1]
     y = torch.empty(len(start), width, dtype=torch.float32, device=x.device)
     if len(start):
-        block = min(triton.next_power_of_2(width), 512)
-        grid = (len(start), triton.cdiv(width, block))
+        block = min(next_power_of_2(width), 512)
+        grid = (len(start), cdiv(width, block))
         _segment_sum_kernel[grid](
             x, start, length, y, x.stride(0), H=width, BLOCK=block, num_warps=4, **LAUNCH_OPTIONS
         )

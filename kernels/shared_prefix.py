@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, multiprocessors
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, multiprocessors, next_power_of_2
 from headrace.kernels.prefill_attention import Tile, attend_tile, blocks_of
 
 PREFIX_SPLITS: int = 4
@@ -201,13 +201,13 @@ def attend_to_shared_prefixes(
     _, kv_heads, block_size, _ = k_cache.shape
     parts = torch.empty((rows, num_heads, PREFIX_SPLITS, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((rows, num_heads, PREFIX_SPLITS), dtype=torch.float32, device=q.device)
-    most_pieces = len(shared.tile_rows) * kv_heads * PREFIX_SPLITS
+    most_pieces = shared.tile_rows.shape[0] * kv_heads * PREFIX_SPLITS
     tile = _tile(q.itemsize)
     _shared_prefix_kernel[(min(most_pieces, _PROGRAMS_AN_SM * multiprocessors(q.device)),)](
         q, k_cache, v_cache, block_tables, slots, shared.num_tiles, shared.tile_start, shared.tile_rows,
         shared.tile_keys, parts, lse, q.stride(0), k_cache.stride(0), block_tables.stride(0), scale * _LOG2_E,
         KV_HEADS=kv_heads, GROUP=num_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=tile.pairs, BLOCK_N=tile.keys, SPLITS=PREFIX_SPLITS,
+        BLOCK_D=next_power_of_2(head_dim), BLOCK_M=tile.pairs, BLOCK_N=tile.keys, SPLITS=PREFIX_SPLITS,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return parts, lse

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, cdiv, check, next_power_of_2, use_triton
 
 
 @triton.jit
@@ -49,8 +49,8 @@ def silu_mul(gate_up: Tensor, *, batch_invariant: bool = False) -> Tensor:
     tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((tokens, intermediate), dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
-        block = min(triton.next_power_of_2(intermediate), 1024)
-        grid = (tokens, triton.cdiv(intermediate, block))
+        block = min(next_power_of_2(intermediate), 1024)
+        grid = (tokens, cdiv(intermediate, block))
         _silu_mul_kernel[grid](
             gate_up, y, gate_up.stride(0), intermediate, BLOCK=block, num_warps=4, **LAUNCH_OPTIONS
         )

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, use_triton
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, cdiv, check, use_triton
 
 
 # Batch sizes change from step to step: neither they nor where a slice of a buffer starts may ask for a compilation.
@@ -99,7 +99,7 @@ def step_inputs(
         )
     ids, positions, mapping = torch.empty((3, len(token_ids)), dtype=torch.int64, device=token_ids.device)
     if len(token_ids):
-        grid = (triton.cdiv(len(token_ids), 128),)
+        grid = (cdiv(len(token_ids), 128),)
         _step_inputs_kernel[grid](
             token_ids, query_start, slots, starts, last_tokens, block_tables, ids, positions, mapping,
             pages, len(token_ids), len(slots), block_tables.stride(0), block_size,

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS, multiprocessors
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, cdiv, multiprocessors
 
 _ROWS = gl.constexpr(128)  # of a tile
 _COLUMNS = gl.constexpr(64)  # of half a tile
@@ -223,9 +223,9 @@ def whole_tiles(tiles: int, programs: int) -> int:
 def share_used(tokens: int, intermediate: int, programs: int) -> float:
     """The share of the programs' time, in rounds of tiles, in which they have one to work on; half a tile takes 0.54 of
     a tile's time on an H200."""
-    tiles: int = -(-tokens // _ROWS.value) * -(-intermediate // (2 * _COLUMNS.value))
+    tiles = cdiv(tokens, _ROWS.value) * cdiv(intermediate, 2 * _COLUMNS.value)
     whole = whole_tiles(tiles, programs)
-    rounds: float = -(-whole // programs) + (0.54 if whole < tiles else 0)
+    rounds = cdiv(whole, programs) + (0.54 if whole < tiles else 0)
     return tiles / programs / rounds
 
 
@@ -239,7 +239,7 @@ def swiglu_hopper(x: Tensor, weight: Tensor) -> Tensor:
         TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)
         for tensor, box in ((x, [rows, terms]), (weight, [columns, terms]), (y, [rows // 2, columns]))
     )
-    row_tiles, column_tiles = -(-tokens // rows), -(-intermediate // (2 * columns))
+    row_tiles, column_tiles = cdiv(tokens, rows), cdiv(intermediate, 2 * columns)
     programs = multiprocessors(x.device)
     _swiglu_hopper_kernel[(programs,)](
         x_desc, w_desc, y_desc, row_tiles, column_tiles, whole_tiles(row_tiles * column_tiles, programs),
