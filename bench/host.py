@@ -124,7 +124,7 @@ def engine_of(model: str) -> tuple[Engine, AtOnce]:
         num_blocks=KV_TOKENS[model] // BLOCK_SIZE, block_size=BLOCK_SIZE, max_slots=CUDA_SLOTS, max_context=context,
         max_batched_tokens=CUDA_BATCHED_TOKENS,
     )  # fmt: skip
-    info = ModelInfo("none", shape["vocab_size"], context, None, (2,))
+    info = ModelInfo("none", shape["vocab_size"], context, CUDA_SLOTS, None, (2,))
     return Engine(EngineConfig(model=model), Parts(info, scheduler, executor, lag=1)), executor
 
 

@@ -39,6 +39,7 @@ class AtOnce:
 
     model = "stand-in"
     max_context = 4096
+    max_slots = 64
 
     def __init__(self, answer: str) -> None:
         self._choices = [TextChoice(0, answer, list(range(64)), FinishReason.STOP, None)]

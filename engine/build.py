@@ -86,6 +86,7 @@ def _build(config: EngineConfig, path: Path, device: torch.device) -> Parts:
         path=str(path),
         vocab_size=model.config.vocab_size,
         max_context=max_context,
+        max_slots=max_slots,
         bos_id=model.config.bos_id,
         eos_ids=model.config.eos_ids,
         sampling=dict(model.config.sampling),

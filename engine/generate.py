@@ -140,7 +140,7 @@ def generate(
     *,
     encode: Encode = plain_result,
     resume: bool = False,
-    max_in_flight: int = 2048,
+    max_in_flight: int = 4096,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     stop: threading.Event | None = None,
 ) -> Progress:

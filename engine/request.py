@@ -109,13 +109,14 @@ class Request:
 class ModelInfo:
     """What the text side must know of the model that an engine runs.
 
-    path: its directory. max_context: prompt and answer together, as far as model and KV cache allow.
-    sampling: generation_config's defaults.
+    path: its directory. max_context: prompt and answer together, as far as model and KV cache allow. max_slots: how many
+    sequences the engine runs at once. sampling: generation_config's defaults.
     """
 
     path: str
     vocab_size: int
     max_context: int
+    max_slots: int
     bos_id: int | None
     eos_ids: tuple[int, ...]
     sampling: dict[str, float] = field(default_factory=dict)

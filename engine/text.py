@@ -59,6 +59,7 @@ class LocalTextEngine:
     ) -> None:
         self.model = model
         self.max_context = token_engine.info.max_context
+        self.max_slots = token_engine.info.max_slots
         self._engine = token_engine
         self._tokenizer = tokenizer
         self._chat_format = ChatFormat(tokenizer, tool_form)

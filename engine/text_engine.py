@@ -96,10 +96,14 @@ class TextCompletion:
 
 
 class TextEngine(Protocol):
-    """What a worker needs of an engine. Calls come from one thread."""
+    """What a worker needs of an engine. Calls come from one thread.
+
+    max_context: prompt and answer together, in tokens. max_slots: sequences that run at once.
+    """
 
     model: str
     max_context: int
+    max_slots: int
 
     def add_many(self, requests: Sequence[TextRequest]) -> None:
         """Take requests; each ends in exactly one TextCompletion. A bad one ends with ``error``; none raises."""

@@ -121,8 +121,15 @@ class Settings(BaseSettings):
     max_context: int | None = Field(
         None, gt=0, description="longest prompt plus answer; default: the model's"
     )
-    max_slots: int | None = Field(None, gt=0, le=65_536, description="sequences that run at once")
-    max_batched_tokens: int | None = Field(None, gt=0, description="tokens of one engine step")
+    max_slots: int | None = Field(
+        None,
+        gt=0,
+        le=65_536,
+        description="sequences that run at once, as far as the KV cache holds them; default: 2048 on CUDA, 64 on the CPU",
+    )
+    max_batched_tokens: int | None = Field(
+        None, gt=0, description="tokens of one engine step; default: 8192 on CUDA, 256 on the CPU"
+    )
 
     batch_invariant: bool = Field(
         False,
@@ -136,11 +143,18 @@ class Settings(BaseSettings):
         "auto", description="how the model writes tool calls; auto: as its chat template says"
     )
 
-    prefetch: int = Field(
-        1024, gt=0, le=1_000_000, description="jobs a worker holds of each tier, from fetched to confirmed"
+    prefetch: int | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="jobs a worker holds of each tier, from fetched to confirmed; default: four times as many as in flight",
     )
-    max_in_flight: int = Field(
-        256, gt=0, le=1_000_000, description="jobs a worker has in its engine, those waiting there included"
+    max_in_flight: int | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="jobs a worker has in its engine, those waiting there included; default: an eighth more than its engine"
+        " runs at once, 256 at least",
     )
     group_protocol: Literal["classic", "consumer"] = Field(
         "classic", description="of a worker's consumer groups; consumer is KIP-848, for brokers 4.0 and newer"

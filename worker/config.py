@@ -13,6 +13,9 @@ from headrace.schemas.topics import MAX_LETTER_BYTES
 from headrace.worker.brake import DeadLetterLimit
 from headrace.worker.tiers import Tier, check_together, default_tiers
 
+LEAST_IN_FLIGHT = 256
+"""Jobs that may be in flight, where nobody says how many, in the smallest of engines."""
+
 
 def unique_name() -> str:
     """Host, process and a random part: an attempt of a former life of this worker must not look like one of this."""
@@ -25,14 +28,13 @@ class WorkerConfig:
 
     bootstrap: Kafka's addresses. kafka: librdkafka properties for all clients (security and the like). topics: where
     jobs come from and results go. tiers: how each of ``topics.tiers`` is served; by default as default_tiers says.
-    model_names: further names that jobs may call the engine's model by. max_in_flight: jobs in the engine at once,
-    those that wait inside it included: enough for its slots and a window to plan over. A tier that preempts does
-    not count the jobs of lower ones. max_held_bytes: records kept in
-    memory, for each tier. max_result_bytes: of a result on the results topic; larger ones go to result_store (a directory or
-    ``s3://bucket/prefix``) or, without one, fail. grace_s: how long what
-    runs may go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead.
-    name: unique to this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer).
-    dead_letters: beyond how many the worker takes nothing more for a while.
+    model_names: further names that jobs may call the engine's model by. max_in_flight: jobs in the engine at once, those
+    that wait inside it included; None for as many as in_flight says. A tier that preempts does not count the jobs of lower
+    ones. max_held_bytes: records kept in memory, for each tier. max_result_bytes: of a result on the results topic; larger
+    ones go to result_store (a directory or ``s3://bucket/prefix``) or, without one, fail. grace_s: how long what runs may
+    go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead. name: unique to
+    this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer). dead_letters: beyond how many the
+    worker takes nothing more for a while.
     """
 
     bootstrap: str
@@ -41,7 +43,7 @@ class WorkerConfig:
     kafka: Mapping[str, Any] = field(default_factory=dict)
     group_protocol: Literal["classic", "consumer"] = "classic"
     model_names: tuple[str, ...] = ()
-    max_in_flight: int = 256
+    max_in_flight: int | None = None
     max_held_bytes: int = 64 * 1024 * 1024
     max_result_bytes: int = 900_000
     result_store: str | None = None
@@ -55,7 +57,15 @@ class WorkerConfig:
             object.__setattr__(self, "tiers", default_tiers(self.topics.tiers))
         if tuple(tier.name for tier in self.tiers) != self.topics.tiers:
             raise ValueError(f"tiers must be those of the topics, in their order: {self.topics.tiers}")
-        check_together(self.tiers, self.max_in_flight)
+        check_together(self.tiers, self.max_in_flight or LEAST_IN_FLIGHT)
+
+    def in_flight(self, slots: int) -> int:
+        """How many jobs may be in flight in an engine of so many slots.
+
+        By default an eighth more than its slots, and LEAST_IN_FLIGHT at least: a window to plan over, from which slots are
+        filled as they come free. On an H200 with 2,048 slots chat loses nothing against knowing all jobs (bench/rolling.py).
+        """
+        return self.max_in_flight or max(LEAST_IN_FLIGHT, slots + slots // 8)
 
     @property
     def pool(self) -> str:

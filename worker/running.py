@@ -34,6 +34,7 @@ class Running:
         self._open_at = 0.0
         self._stats: EngineStats | None = None
         self.model = served_name(self._engine.model)
+        self.slots = self._engine.max_slots
 
     def __len__(self) -> int:
         return len(self._jobs)

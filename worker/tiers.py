@@ -15,7 +15,7 @@ class Tier:
     preempts: whether its jobs may push back running jobs of lower tiers, when the engine has no slot or no block for
     them. max_preemptions: how often one of its own jobs may be pushed back so. tenant_limit: jobs of one tenant in
     flight at once in this worker; None for any number. prefetch: records held at once, finished ones whose publish is
-    not confirmed included.
+    not confirmed included; None for four times as many as may be in flight, so that what is written gathers.
 
     Raises ValueError, naming tier and field.
     """
@@ -28,7 +28,7 @@ class Tier:
     preempts: bool = True
     max_preemptions: int = 3
     tenant_limit: int | None = None
-    prefetch: int = 1024
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         self._require(0.0 < self.weight < math.inf, "weight", "must be greater than 0")
@@ -39,11 +39,15 @@ class Tier:
         self._require(
             self.tenant_limit is None or self.tenant_limit >= 1, "tenant_limit", "must be at least 1"
         )
-        self._require(self.prefetch >= 1, "prefetch", "must be at least 1")
+        self._require(self.prefetch is None or self.prefetch >= 1, "prefetch", "must be at least 1")
 
     def _require(self, condition: bool, field: str, what: str) -> None:
         if not condition:
             raise ValueError(f"tier {self.name}: {field} {what}, not {getattr(self, field)}")
+
+    def holds(self, in_flight: int) -> int:
+        """How many records it holds at once where so many jobs may be in flight."""
+        return 4 * in_flight if self.prefetch is None else self.prefetch
 
     def places(self, total: int) -> int:
         """How many of ``total`` places its reserve is: where there is a choice, one at least, and never all."""

@@ -85,7 +85,8 @@ class Worker:
         self._lookups = BulkCall(
             "lookup", self._call_lookup, self._wake, LOOKUPS_A_CALL, self._metrics.call("lookup")
         )
-        self._admission: Admission[Job] = Admission(config.tiers, config.max_in_flight)
+        in_flight = config.in_flight(self._running.slots)
+        self._admission: Admission[Job] = Admission(config.tiers, in_flight)
         self._suspects = suspects.Suspects()
         self._apart = False  # what is in flight is a group of suspects
         self._outcomes = Outcomes(config, model, ledger, self._held, self._metrics, self._look_up, self._wake)
@@ -112,7 +113,7 @@ class Worker:
                 config.consumer(tier.name),
                 config.topics.jobs(tier.name),
                 tier.name,
-                prefetch=tier.prefetch,
+                prefetch=tier.holds(in_flight),
                 max_bytes=config.max_held_bytes,
                 inbox=self._arrivals[tier.name],
                 wake=self._wake,

@@ -38,7 +38,7 @@ def generate(
     ] = False,
     model: Model = None,
     device: Device = None,
-    in_flight: Annotated[int, typer.Option(min=1, help="Lines in memory at once.")] = 2048,
+    in_flight: Annotated[int, typer.Option(min=1, help="Lines in memory at once.")] = 4096,
     json: Json = False,
 ) -> None:
     """Run a file of prompts through the engine alone, in bounded memory.

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 def tiers(settings: "Settings") -> "tuple[Tier, ...]":
     """How each tier is served, highest first. Raises Failure where they promise more than there is."""
+    from headrace.worker.config import LEAST_IN_FLIGHT
     from headrace.worker.tiers import check_together, default_tiers
 
     served = tuple(_with_settings(tier, settings) for tier in default_tiers(settings.tiers))
     try:
-        check_together(served, settings.max_in_flight)
+        check_together(served, settings.max_in_flight or LEAST_IN_FLIGHT)
     except ValueError as error:
         raise Failure(
             Exit.USAGE, f"{error}.", "See HEADRACE_TIER__<TIER>__<KNOB> and HEADRACE_MAX_IN_FLIGHT."

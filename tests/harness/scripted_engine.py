@@ -36,6 +36,7 @@ class ScriptedEngine:
             path="scripted",
             vocab_size=vocab_size,
             max_context=max_context,
+            max_slots=64,
             bos_id=0,
             eos_ids=(1,),
             sampling={},

@@ -55,6 +55,11 @@ class StandInEngine:
         self._live: set[str] = set()
         self._count = 0
 
+    @property
+    def max_slots(self) -> int:
+        """As the engine says it."""
+        return self.slots
+
     def add_many(self, requests: Sequence[TextRequest]) -> None:
         self._check()
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from pipeline import Pipeline
@@ -33,6 +34,19 @@ def test_a_worker_that_is_full_for_a_moment_fetches_little_twice(
     line.start_worker(lambda: StandInEngine(latency_s=0.001), tiers=tiers, kafka=statistics)
     line.wait_terminal(count)
     assert 0 < received[0] < 3 * count
+
+
+def test_by_default_an_engine_is_kept_full_however_many_slots_it_has(line: Pipeline) -> None:
+    slots, count = 320, 400
+    in_flight = slots + slots // 8 - 7  # of the places, 2% are kept for interactive jobs
+    for n in range(count):
+        line.submit(f"prompt {n}")
+    line.flush()
+    engine = partial(StandInEngine, slots=slots, latency_s=1e9)
+    running = line.start_worker(engine, max_in_flight=None, grace_s=0.0)
+    line.wait_for(lambda: running.worker.status().held == count)
+    line.wait_for(lambda: running.worker.status().in_flight == in_flight)
+    assert running.worker.status().waiting["standard"] == count - in_flight
 
 
 def test_results_that_wait_for_kafka_are_bounded_by_bytes_whether_new_or_stored(

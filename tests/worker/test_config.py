@@ -1,4 +1,6 @@
-"""What each Kafka client of a worker is told."""
+"""What a worker is told, and what it tells each Kafka client."""
+
+import pytest
 
 from headrace.worker.config import WorkerConfig
 
@@ -18,3 +20,14 @@ def test_each_client_is_told_what_its_kind_may_have() -> None:
         "security.protocol": "PLAINTEXT",
         "linger.ms": "7",
     }
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"), [(1, 256), (64, 256), (227, 256), (256, 288), (2048, 2304), (65_536, 73_728)]
+)
+def test_an_engine_has_an_eighth_more_jobs_than_slots_and_256_at_least(slots: int, expected: int) -> None:
+    assert WorkerConfig("127.0.0.1:9").in_flight(slots) == expected
+
+
+def test_who_says_how_many_jobs_are_in_flight_gets_that_many() -> None:
+    assert WorkerConfig("127.0.0.1:9", max_in_flight=7).in_flight(2048) == 7

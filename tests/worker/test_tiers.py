@@ -48,6 +48,11 @@ def test_promises_that_cannot_be_kept_together_are_refused() -> None:
         check_together([Tier("a", reserve=0.1), Tier("b", reserve=0.1), Tier("c")], 2)
 
 
+def test_a_tier_holds_four_times_as_many_records_as_may_be_in_flight_unless_told() -> None:
+    assert Tier("a").holds(2304) == 9216
+    assert Tier("a", prefetch=64).holds(2304) == 64
+
+
 def test_a_reserve_is_one_place_at_least_where_there_are_two_and_never_all() -> None:
     assert [Tier("a", reserve=0.02).places(total) for total in (1, 2, 100, 256)] == [0, 1, 2, 5]
     assert Tier("a").places(256) == 0
