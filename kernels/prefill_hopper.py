@@ -27,15 +27,11 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.dispatch import LAUNCH_OPTIONS
+from headrace.kernels.hopper import SWIZZLED, copy_in, is_hopper
 
 PAGE = 32
 """The cache's block size that the kernel is made for."""
@@ -46,9 +42,6 @@ _PAIRS = gl.constexpr(128)  # (token, head) pairs of a program, half of them a w
 _PAGES = gl.constexpr(4)  # cache blocks of a tile
 _STAGES = gl.constexpr(3)  # tiles of the ring
 
-# Later releases of Triton renamed it.
-_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-
 
 @gluon.jit
 def _fill(desc, row0, row1, row2, row3, tiles, ready, free, tile):
@@ -58,10 +51,10 @@ def _fill(desc, row0, row1, row2, row3, tiles, ready, free, tile):
     bar = ready.index(slot)
     mbarrier.wait(free.index(slot), ((tile // _STAGES) & 1) ^ 1)
     mbarrier.expect(bar, _PAGES * desc.block_type.nbytes)
-    _copy(desc, [row0, 0], bar, tiles.index(at))
-    _copy(desc, [row1, 0], bar, tiles.index(at + 1))
-    _copy(desc, [row2, 0], bar, tiles.index(at + 2))
-    _copy(desc, [row3, 0], bar, tiles.index(at + 3))
+    copy_in(desc, [row0, 0], bar, tiles.index(at))
+    copy_in(desc, [row1, 0], bar, tiles.index(at + 1))
+    copy_in(desc, [row2, 0], bar, tiles.index(at + 2))
+    copy_in(desc, [row3, 0], bar, tiles.index(at + 3))
 
 
 @gluon.jit
@@ -295,8 +288,7 @@ def _prefill_hopper_kernel(
 def suits(q: Tensor, k_cache: Tensor) -> bool:
     """Whether the kernel can take these tensors: bf16 on a Hopper GPU, blocks and heads of the sizes it is made for."""
     return (
-        q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] == 9
+        is_hopper(q.device)
         and q.dtype == k_cache.dtype == torch.bfloat16
         and k_cache.shape[2] == PAGE
         and k_cache.shape[3] in HEAD_DIMS
@@ -320,9 +312,8 @@ def prefill_hopper(
     group = num_heads // kv_heads
     block_rows = k_cache.stride(0) // head_dim
     rows = (blocks - 1) * block_rows + kv_heads * page
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     k, v = (
-        TensorDescriptor(cache, [rows, head_dim], [head_dim, 1], [page, head_dim], layout)
+        TensorDescriptor(cache, [rows, head_dim], [head_dim, 1], [page, head_dim], SWIZZLED)
         for cache in (k_cache, v_cache)
     )
     grid = (kv_heads, tokens // (_PAIRS.value // group) + slots.shape[0])

@@ -39,7 +39,7 @@ def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if (
         bias is None
         and suits(x, weight)
-        and pays(tokens, hidden, len(weight) // 2, multiprocessors(x.device))
+        and pays(tokens, hidden, weight.shape[0] // 2, multiprocessors(x.device))
     ):
         return swiglu_hopper(x, weight)
     return silu_mul(F.linear(x, weight, bias))

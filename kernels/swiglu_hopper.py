@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.dispatch import LAUNCH_OPTIONS, cdiv, multiprocessors
+from headrace.kernels.hopper import SWIZZLED, copy_in, copy_out, is_hopper
 
 _ROWS = gl.constexpr(128)  # of a tile
 _COLUMNS = gl.constexpr(64)  # of half a tile
@@ -36,10 +37,6 @@ _STAGES = gl.constexpr(4)  # places in the ring
 _TOGETHER = gl.constexpr(
     16
 )  # row tiles that go through the columns together: they find the weights in the cache
-
-# Later releases of Triton renamed them.
-_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 
 @gluon.jit
@@ -63,11 +60,13 @@ def _copy_tile(
         bar, w_tile = ready.index(slot), w_tiles.index(slot)
         mbarrier.wait(free.index(slot), ((step // _STAGES) & 1) ^ 1)
         mbarrier.expect(bar, x_desc.block_type.nbytes + 2 * HALVES * w_desc.block_type.nbytes)
-        _load(x_desc, [row, term], bar, x_tiles.index(slot))
+        copy_in(x_desc, [row, term], bar, x_tiles.index(slot))
         for half in gl.static_range(HALVES):
             at = column + half * _COLUMNS
-            _load(w_desc, [at, term], bar, w_tile.slice(half * _COLUMNS, _COLUMNS))
-            _load(w_desc, [intermediate + at, term], bar, w_tile.slice((HALVES + half) * _COLUMNS, _COLUMNS))
+            copy_in(w_desc, [at, term], bar, w_tile.slice(half * _COLUMNS, _COLUMNS))
+            copy_in(
+                w_desc, [intermediate + at, term], bar, w_tile.slice((HALVES + half) * _COLUMNS, _COLUMNS)
+            )
         step += 1
     return step
 
@@ -137,7 +136,7 @@ def _multiply_tile(
         y_tiles.index(2 * WARPGROUP).store(y)
     fence_async_shared()
     for half in gl.static_range(HALVES):
-        _store(
+        copy_out(
             y_desc, [row + WARPGROUP * ROWS, column + half * _COLUMNS], y_tiles.index(2 * WARPGROUP + half)
         )
     return step
@@ -206,11 +205,10 @@ def _swiglu_hopper_kernel(
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel can take these tensors: bf16 on a Hopper GPU, of sizes that the copies can step over."""
     return (
-        x.is_cuda
-        and torch.cuda.get_device_capability(x.device)[0] == 9
+        is_hopper(x.device)
         and x.dtype == weight.dtype == torch.bfloat16
         and x.shape[1] % _TERMS.value == 0
-        and len(weight) % 16 == 0
+        and weight.shape[0] % 16 == 0
     )
 
 
@@ -231,12 +229,11 @@ def share_used(tokens: int, intermediate: int, programs: int) -> float:
 
 def swiglu_hopper(x: Tensor, weight: Tensor) -> Tensor:
     """As swiglu, without a bias, for tensors that suit."""
-    (tokens, hidden), intermediate = x.shape, len(weight) // 2
+    (tokens, hidden), intermediate = x.shape, weight.shape[0] // 2
     y = torch.empty((tokens, intermediate), dtype=x.dtype, device=x.device)
     rows, columns, terms = _ROWS.value, _COLUMNS.value, _TERMS.value
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     x_desc, w_desc, y_desc = (
-        TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)
+        TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, SWIZZLED)
         for tensor, box in ((x, [rows, terms]), (weight, [columns, terms]), (y, [rows // 2, columns]))
     )
     row_tiles, column_tiles = cdiv(tokens, rows), cdiv(intermediate, 2 * columns)

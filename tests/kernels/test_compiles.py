@@ -12,6 +12,7 @@ from offline_compile import ADA, compiled_not_run
 
 from headrace.kernels.decode_attention import decode_attention
 from headrace.kernels.edit_logits import edit_logits
+from headrace.kernels.hopper import is_hopper
 from headrace.kernels.logprobs import logprobs
 from headrace.kernels.mask_logits import mask_logits
 from headrace.kernels.matmul import matmul
@@ -186,10 +187,12 @@ def test_the_largest_tiles_fit_an_ada_card_and_need_no_hopper_instructions(
     [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)],
 )
 def test_only_hopper_gets_the_kernels_that_are_written_for_it(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], chosen: bool
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, capability: tuple[int, int], chosen: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    q = SimpleNamespace(is_cuda=True, device="cuda:0", dtype=BF16)
+    request.addfinalizer(is_hopper.cache_clear)
+    is_hopper.cache_clear()
+    q = SimpleNamespace(device=torch.device("cuda:0"), dtype=BF16)
     assert suits(q, torch.empty(2, 8, 32, 128, dtype=BF16)) == chosen
     assert not suits(q, torch.empty(2, 8, 16, 128, dtype=BF16))
     assert not suits(q, torch.empty(2, 8, 32, 96, dtype=BF16))
