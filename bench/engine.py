@@ -106,7 +106,7 @@ def run(engine: Engine, parts: Parts, measured: MeasuredExecutor, work: list, ta
         "cpu_ms_per_step": 1e3 * (cpu_seconds - measured.waited_cpu) / steps,
         "launch_ms_per_step": mean_launch_ms(timings),
         "eager_launch_ms": mean_launch_ms([timing for timing in timings if not timing.graph]),
-        "between_steps_share": 1 - busy / 1e3 / seconds if timings else float("nan"),
+        "between_steps_share": 1 - busy / 1e3 / seconds if timings else None,
         "graph_hits": (graphs.replays - replays) / steps if graphs else 0.0,
         "prefix_hit_rate": (after.prefix_hits - before.prefix_hits) / max(after.prefix_queries - before.prefix_queries, 1),
         "preemptions": after.preemptions - before.preemptions,
@@ -175,6 +175,8 @@ def main() -> None:
         "cuda_graphs": not args.no_graphs, "batch_invariant": args.batch_invariant,
         "lag": args.lag, "max_slots": args.max_slots, "max_batched_tokens": args.max_batched_tokens,
     }  # fmt: skip
+    asked = options | {"seed": args.seed, "limit": args.limit}
+    results = results_file.ResultsFile(args.out, args.commit, device=args.device, options=asked)
     rows = []
     for given in args.model.split(","):
         model, shape = shape_of(given)
@@ -201,6 +203,7 @@ def main() -> None:
                     "floor_s": floor, "share_of_floor": floor / row["seconds"],
                 }  # fmt: skip
                 rows.append(row)
+                results.append([row])
                 print(
                     json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}),
                     flush=True,
@@ -213,7 +216,6 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     print_table(rows)
-    results_file.write(args.out, rows, args.commit, options=options | {"seed": args.seed})
 
 
 def print_table(rows: list[dict]) -> None:

@@ -118,6 +118,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     args = parser.parse_args()
+    results = results_file.ResultsFile(
+        args.out, args.commit, device=args.device, device_asked=args.device, dtype=args.dtype
+    )
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         random = args.model in SHAPES
@@ -138,7 +141,7 @@ def main() -> None:
             engine.close()
             del engine  # before the next one takes memory
     results_file.table(rows)
-    results_file.write(args.out, rows, args.commit, device_asked=args.device, dtype=args.dtype)
+    results.append(rows)
 
 
 if __name__ == "__main__":

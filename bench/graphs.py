@@ -48,9 +48,10 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit")
     args = parser.parse_args()
+    results = results_file.ResultsFile(args.out, args.commit, device=args.device)
     rows = []
     for model in args.model.split(","):
         engine, parts, ready = random_engine(model, device=args.device)
@@ -68,7 +69,7 @@ def main() -> None:
                     "eager_tokens_per_s": rate["eager"], "ratio": rate["graphs"] / rate["eager"],
                 }
             )  # fmt: skip
-            results_file.write(args.out, rows[-1:], args.commit)
+            results.append(rows[-1:])
         engine.close()
         del engine, parts, graphs, chosen
         gc.collect()

@@ -167,16 +167,18 @@ def main() -> None:
         "--folder", type=Path, help="where weights writes it; default: the system's folder for such"
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="write rows to this JSON file, a new one")
     parser.add_argument("--commit")
     args = parser.parse_args()
+    if args.out and args.out.exists():  # what a file holds is not compared here: that takes torch
+        parser.error(f"--out: {args.out} is there already, and may be of other conditions; name another file")
     if args.what == "first-token":
         first_token(args.model, args.device)
         return
     rows = ready(args) if args.what == "ready" else weights(args)
     import results_file  # here, so that a run of ready starts from nothing that torch has warmed up
 
-    results_file.write(args.out, rows, args.commit)
+    results_file.ResultsFile(args.out, args.commit, device=args.device).append(rows)
     results_file.table(rows)
 
 

@@ -53,9 +53,10 @@ def main() -> None:
     parser.add_argument("--cases", default=CASES)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit")
     args = parser.parse_args()
+    results = results_file.ResultsFile(args.out, args.commit, device=args.device)
     engine, parts, ready = random_engine(args.model, device=args.device)
     print(f"{args.model}: ready in {ready:.1f} s", flush=True)
     graphs = parts.executor.graphs
@@ -79,7 +80,7 @@ def main() -> None:
                 "replays": graphs.replays - replays if graphs else 0,
             }
         )  # fmt: skip
-        results_file.write(args.out, rows[-1:], args.commit)
+        results.append(rows[-1:])
     results_file.table(rows)
     engine.close()
 

@@ -129,6 +129,8 @@ def main() -> None:
     parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS, help="beside plain")
     args = parser.parse_args()
+    asked = {"device": args.device, "limit": args.limit}
+    results = results_file.ResultsFile(args.out, args.commit, device=args.device, options=asked)
     _, parts, _ = random_engine(args.model, device=args.device)
     parts = dataclasses.replace(parts, grammars=Grammars(parts.info, made_up_vocabulary))
     engine = Engine(EngineConfig(model=args.model), parts)
@@ -156,7 +158,7 @@ def main() -> None:
         print(
             f"{row['options']:<22}{row['output_tokens_per_s']:>12,.0f} out/s{row['share_of_plain']:>8.3f} of plain"
         )
-    results_file.write(args.out, rows, args.commit, options={"device": args.device, "limit": args.limit})
+    results.append(rows)
 
 
 if __name__ == "__main__":

@@ -419,8 +419,10 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=256, help="a worker's max_in_flight")
     parser.add_argument("--prefetch", type=int, help="a tier's prefetch; by default four times as many")
     parser.add_argument("--stages", action="store_true", help="time the stages inside the processes as well")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="write rows to this JSON file, a new one")
     options = parser.parse_args()
+    if options.out and options.out.exists():  # the load before is a condition, and never the same
+        parser.error(f"--out: {options.out} is there already, and holds another run; name another file")
     options.prefetch = options.prefetch or 4 * options.in_flight
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # broker, Postgres and workers end with it
 
@@ -453,7 +455,7 @@ def main() -> None:
         f"\nrecorder and workers together: {recorder['cpu_us_per_job']['all'] + workers['cpu_us_per_job']['all']:.0f} CPU us a job"
     )
     rows = [{"part": "recorder", **recorder}, {"part": "workers", **workers}]
-    results_file.write(options.out, rows, value_bytes=value_bytes, **told)
+    results_file.ResultsFile(options.out, value_bytes=value_bytes, **told).append(rows)
 
 
 def check(stack: Stack, jobs: int) -> None:

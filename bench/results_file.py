@@ -1,4 +1,7 @@
-"""One JSON file of measured rows: under what conditions first, then the rows."""
+"""One JSON file of measured rows: under what conditions first, then the rows.
+
+Opened before anything is measured, so that a file of another commit, device or option is noticed then and not afterwards.
+"""
 
 import json
 import platform
@@ -9,22 +12,75 @@ from typing import Any
 import torch
 
 
-def write(
-    path: Path | None, rows: list[dict[str, Any]], commit: str | None = None, **conditions: Any
-) -> None:
-    """Append rows to ``path``; nothing where there is no path. ``commit`` stands in where there is no checkout to ask."""
-    if path is None:
-        return
-    if path.exists():
-        content = json.loads(path.read_text())
-    else:
-        content = {
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{cpu()}, {torch.get_num_threads()} threads",
-            "commit": commit or _commit(), "torch": torch.__version__, **_triton(), **conditions, "rows": [],
+class ResultsFile:
+    """Rows that were measured under the same conditions, by one run or several."""
+
+    def __init__(
+        self, path: Path | None, commit: str | None = None, *, device: str = "cuda", **conditions: Any
+    ) -> None:
+        """Nothing is written before there are rows, and nothing at all where there is no path.
+
+        commit: stands in where there is no checkout to ask. device: as torch names it; without a GPU it is the CPU.
+        conditions: what else holds for all rows. Raises SystemExit where the file's conditions are others: rows appended
+        to it would pass for what they are not.
+        """
+        self._path = path
+        told = {
+            "device": device_name(device), "commit": commit or _commit(), "torch": torch.__version__, **_triton(),
+            **conditions,
         }  # fmt: skip
-    content["rows"] += rows
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, default=str))
+        self._conditions = json.loads(_json(told))  # as they are read back
+        if path:
+            self._content(path)
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Write rows behind those that are there. Raises ValueError for a number that JSON lacks: NaN, or an infinity."""
+        if self._path is None:
+            return
+        content = self._content(self._path)
+        content["rows"] += rows
+        text = _json(content)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(text)
+
+    def _content(self, path: Path) -> dict[str, Any]:
+        """What the file holds, or would hold without rows."""
+        if not path.exists():
+            return self._conditions | {"rows": []}
+        try:
+            content = json.loads(path.read_text())
+            there = _flat({name: value for name, value in content.items() if name != "rows"})
+            list(content["rows"])
+        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+            raise SystemExit(f"--out: {path} holds no results ({error!r}); name another file") from error
+        here = _flat(self._conditions)
+        if there != here:
+            raise SystemExit(
+                f"--out: the rows in {path} are of other conditions; name another file\n{_differing(there, here)}"
+            )
+        return content
+
+
+def _differing(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """A line for each name whose values differ, or that one side does not tell."""
+    lines = [
+        f"  {name}: {there.get(name, 'not told')} there, {here.get(name, 'not told')} here"
+        for name in here | there
+        if there.get(name, ...) != here.get(name, ...)
+    ]
+    return "\n".join(lines)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str, allow_nan=False)
+
+
+def _flat(conditions: dict[str, Any]) -> dict[str, Any]:
+    """Conditions by name, and those of a group (options, ceilings) by the group's and their own."""
+    flat: dict[str, Any] = {}
+    for name, value in conditions.items():
+        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -36,7 +92,19 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) and value < 1e4 else f"{value:,.0f}" if isinstance(value, float) else str(value)  # fmt: skip
+    """A few digits of a number, and a dash for what there is none of."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return str(value)
+
+
+def device_name(device: str = "cuda") -> str:
+    """The GPU's name; the CPU's with its threads where ``device`` says so, or there is no GPU."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return f"{cpu()}, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name()
 
 
 def cpu() -> str:

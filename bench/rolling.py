@@ -34,9 +34,10 @@ def main() -> None:
     parser.add_argument("--windows", default="4096", help="comma separated")
     parser.add_argument("--running-count", action="store_true", help="a window holds running requests too")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit")
     args = parser.parse_args()
+    results = results_file.ResultsFile(args.out, args.commit, device=args.device)
     model, _ = shape_of(args.model)
     work = drawn(args.workload, args.requests, args.seed)
     tokens = sum(out for _, out in work)
@@ -58,7 +59,7 @@ def main() -> None:
             }
         )  # fmt: skip
         print(rows[-1], flush=True)
-        results_file.write(args.out, rows[-1:], args.commit)
+        results.append(rows[-1:])
     results_file.table(rows)
 
 

@@ -270,6 +270,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     args = parser.parse_args()
+    asked = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
+    results = results_file.ResultsFile(args.out, args.commit, device=args.device, options=asked)
     bulk = bulk_jobs(args.bulk, args.longest)
     interactive = interactive_jobs(args.rate, args.seconds, args.longest)
     rows: list[dict[str, Any]] = []
@@ -278,10 +280,7 @@ def main() -> None:
         gc.collect()
         if args.device.startswith("cuda"):
             torch.cuda.empty_cache()
-    results_file.write(
-        args.out, rows, args.commit,
-        options={name: value for name, value in vars(args).items() if name not in ("out", "commit")},
-    )  # fmt: skip
+    results.append(rows)
 
 
 def rows_of(

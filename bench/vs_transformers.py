@@ -285,9 +285,12 @@ def main() -> None:
     parser.add_argument("--probe-requests", type=int, default=256)
     parser.add_argument("--probe-tokens", type=int, default=24)
     parser.add_argument("--skip", default="", help="generate or continuous")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="append rows to this JSON file")
     parser.add_argument("--commit")
     args = parser.parse_args()
+    results = results_file.ResultsFile(
+        args.out, args.commit, device=args.device, transformers=transformers.__version__, model=args.model
+    )
     transformers.logging.set_verbosity_error()
     work = workloads.build("chat")[: args.requests]
     model = transformers_model(args.model, args.device)
@@ -313,7 +316,7 @@ def main() -> None:
                  "output_tokens_per_s": tokens / whole})  # fmt: skip
     for row in rows:
         print(row, flush=True)
-    results_file.write(args.out, rows, args.commit, transformers=transformers.__version__, model=args.model)
+    results.append(rows)
     columns = ("side", "requests", "output_tokens", "seconds", "output_tokens_per_s", "headrace_s", "ratio")
     results_file.table([{column: row.get(column, "") for column in columns} for row in rows])
 

@@ -37,8 +37,9 @@ def main() -> int:
     names = args.only.split(",") if args.only else SCRIPTS
     if unknown := set(names) - set(SCRIPTS):
         parser.error(f"no script is called {sorted(unknown)}; there are {', '.join(SCRIPTS)}")
-    begin, missing = time.monotonic(), []
     ceilings = {"copy_bytes_per_s": timing.COPY_BANDWIDTH, "matrix_flops_per_s": timing.MATRIX_RATE}
+    results = results_file.ResultsFile(args.out, args.commit, device=timing.DEVICE, ceilings=ceilings)
+    begin, missing = time.monotonic(), []
     for name in names:
         if time.monotonic() - begin > args.seconds:
             missing.append(name)
@@ -49,7 +50,7 @@ def main() -> int:
         except Exception:
             traceback.print_exc()
             missing.append(name)
-        results_file.write(args.out, timing.rows, args.commit, ceilings=ceilings)
+        results.append(timing.rows)
         timing.rows.clear()
         print(f"    {name} took {time.monotonic() - start:.0f} s", flush=True)
     if missing:
