@@ -219,17 +219,13 @@ def main() -> None:
 
 
 def print_table(rows: list[dict]) -> None:
-    columns = [
-        ("seconds", "s"), ("output_tokens_per_s", "out/s"), ("total_tokens_per_s", "tok/s"), ("share_of_floor", "floor"),
-        ("host_ms_per_step", "host ms"), ("cpu_ms_per_step", "cpu ms"), ("launch_ms_per_step", "launch ms"),
-        ("eager_launch_ms", "eager ms"), ("between_steps_share", "between"), ("graph_hits", "graphs"), ("prefix_hit_rate", "hits"),
-        ("kv_utilisation", "kv"), ("peak_memory_gib", "GiB"), ("steps", "steps"),
-    ]  # fmt: skip
-    print(f"{'model':<14}{'workload':<12}" + "".join(f"{title:>10}" for _, title in columns))
-    for row in rows:
-        print(
-            f"{row['model']:<14}{row['workload']:<12}" + "".join(f"{row[key]:>10.6g}" for key, _ in columns)
-        )
+    columns = {
+        "model": "model", "workload": "workload", "seconds": "s", "output_tokens_per_s": "out/s", "total_tokens_per_s": "tok/s",
+        "share_of_floor": "floor", "host_ms_per_step": "host ms", "cpu_ms_per_step": "cpu ms", "launch_ms_per_step": "launch ms",
+        "eager_launch_ms": "eager ms", "between_steps_share": "between", "graph_hits": "graphs", "prefix_hit_rate": "hits",
+        "kv_utilisation": "kv", "peak_memory_gib": "GiB", "steps": "steps",
+    }  # fmt: skip
+    results_file.table([{title: row[key] for key, title in columns.items()} for row in rows])
 
 
 if __name__ == "__main__":
