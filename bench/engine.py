@@ -127,14 +127,14 @@ def trace(engine: Engine, parts: Parts, work: list, path: Path, first: int, coun
     engine.add_many(requests)
     for _ in range(first):
         engine.step()
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    synchronize()
+    with torch.profiler.profile() as profile:  # of the GPU too, where there is one
         for _ in range(count):
             engine.step()
-        torch.cuda.synchronize()
+        synchronize()
     profile.export_chrome_trace(str(path))
-    print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))
+    order = "cuda_time_total" if parts.executor.runner.device.type == "cuda" else "cpu_time_total"
+    print(profile.key_averages().table(sort_by=order, row_limit=18, max_name_column_width=60))
     for request in requests:
         engine.abort(request.id)
     while engine.has_work:
