@@ -1,8 +1,9 @@
 """The engine alone on offline workloads: random weights, token ids in, forced output lengths, all requests at the start.
 
-    python bench/engine.py --model qwen3-0.6b --workload chat,decode --reps 2 --out bench/results/engine.json
+    python bench/engine.py --model qwen3-0.6b --workload chat,decode --reps 2
 
-Runs on one CUDA device, or with --device cpu --model tiny --limit 8 to see that it works. Imports torch, triton,
+Runs on one CUDA device, or with --device cpu --model tiny --limit 8 to see that it works. Rows are kept as they come, in
+bench/results where --out names no file; those of the CPU only where it does. Imports torch, triton,
 transformers, numpy and the engine alone; see floor.py for the floor. Of a row's figures, these four tell the host's part:
 
     host_ms_per_step         time outside waits for tokens, a launch that blocks included
@@ -155,7 +156,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the workloads")
     parser.add_argument("--reps", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="append rows to this JSON file")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="append rows to this JSON file; default: bench/results/engine-DEVICE.json with the GPU's name, as in"
+        " engine-nvidia-h200.json, and none with --device cpu",
+    )
     parser.add_argument("--commit", help="what to write into the results where there is no checkout to ask")
     parser.add_argument(
         "--trace",
@@ -175,8 +181,9 @@ def main() -> None:
         "cuda_graphs": not args.no_graphs, "batch_invariant": args.batch_invariant,
         "lag": args.lag, "max_slots": args.max_slots, "max_batched_tokens": args.max_batched_tokens,
     }  # fmt: skip
+    out = args.out or default_out(args.device)
     asked = options | {"seed": args.seed, "limit": args.limit}
-    results = results_file.ResultsFile(args.out, args.commit, device=args.device, options=asked)
+    results = results_file.ResultsFile(out, args.commit, device=args.device, options=asked)
     rows = []
     for given in args.model.split(","):
         model, shape = shape_of(given)
@@ -216,6 +223,16 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     print_table(rows)
+    if out:
+        print(f"these rows are in {out}")
+
+
+def default_out(device: str) -> Path | None:
+    """Where a GPU's rows go that nobody named a file for; None for the CPU's."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    name = "-".join(results_file.device_name(device).lower().split())
+    return Path(__file__).parent / "results" / f"engine-{name}.json"
 
 
 def print_table(rows: list[dict]) -> None:

@@ -1,0 +1,47 @@
+"""bench/engine.py on the CPU, with a tiny model: what it prints, keeps and traces."""
+
+import gzip
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_workload_s_rows_are_kept_printed_and_traced(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    done = subprocess.run(
+        [sys.executable, "bench/engine.py", "--device", "cpu", "--model", "tiny", "--workload", "chat", "--limit", "2",
+         "--trace", str(tmp_path / "trace"), "--trace-at", "5", "--out", str(out), "--commit", "none"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    content = json.loads(out.read_text())
+    assert content["options"]["limit"] == 2
+    (row,) = content["rows"]
+    assert row["between_steps_share"] is None, "nothing tells it on the CPU"
+
+    *_, names, values, last = done.stdout.splitlines()
+    assert last == f"these rows are in {out}"
+    assert names.split()[:3] == ["model", "workload", "s"]
+    assert values.split()[:2] == ["tiny", "chat"]
+    assert "-" in values.split()
+
+    with gzip.open(tmp_path / "trace.tiny.chat.json.gz") as trace:
+        assert any(event.get("name") == "aten::mm" for event in json.load(trace)["traceEvents"])
+
+
+def test_a_gpu_s_rows_have_a_file_by_its_name_and_a_cpu_s_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    default_out = runpy.run_path(str(ROOT / "bench/engine.py"))["default_out"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert default_out("cuda") == ROOT / "bench/results/engine-nvidia-h200.json"
+    assert default_out("cpu") is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert default_out("cuda") is None
