@@ -515,8 +515,31 @@ def test_logprobs_agree_with_their_reference(dtype: torch.dtype) -> None:
     rows = torch.tensor([6, 3, 0], dtype=torch.int32, device=DEVICE)
     counts = torch.tensor([20, 4, 0], dtype=torch.int32, device=DEVICE)
     tokens = torch.randint(0, 4, (7,)).to(DEVICE)
-    values, ids = logprobs(logits, rows, tokens, counts, 20)
-    expected, _ = logprobs_reference(logits, rows, tokens, 20)
+    assert_logprobs(*logprobs(logits, rows, tokens, counts, 20), logits, rows, tokens, counts)
+
+
+# One token alone, all of the vocabulary, a tile of 2,048 and one token less or more, several tiles.
+@each_dtype
+@pytest.mark.parametrize(
+    ("lines", "vocab", "width"),
+    [(1, 1, 1), (1, 31, 31), (1, 2048, 3), (2, 2047, 2), (5, 2049, 7), (4, 6145, 20)],
+)
+def test_logprobs_agree_with_their_reference_at_odd_sizes(
+    lines: int, vocab: int, width: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    logits = strided_rows(randn(lines, vocab, dtype=dtype) * 3)
+    rows = torch.randperm(lines).int().to(DEVICE)
+    counts = torch.arange(width, width - lines, -1).clamp(min=0).int().to(DEVICE)
+    tokens = torch.randint(0, vocab, (lines,)).to(DEVICE)
+    assert_logprobs(*logprobs(logits, rows, tokens, counts, width), logits, rows, tokens, counts)
+
+
+def assert_logprobs(
+    values: Tensor, ids: Tensor, logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor
+) -> None:
+    """values, ids: what logprobs gave for rows of logits, and the likeliest tokens that each of them wants."""
+    expected, _ = logprobs_reference(logits, rows, tokens, ids.shape[1])
     torch.testing.assert_close(values[:, 0], expected[:, 0], atol=1e-4, rtol=1e-4)
     for row, count in enumerate(counts.tolist()):
         torch.testing.assert_close(
@@ -582,31 +605,147 @@ def test_sums_of_runs_of_rows_agree_with_their_reference(dtype: torch.dtype, wid
     assert segment_sum(x, start[:0], length[:0]).shape == (0, width)
 
 
-@on_gpu_only
-def test_caches_past_two_billion_values_are_addressed() -> None:
-    heads, block_size = (8, 8, 128), 32
-    num_blocks = 2**31 // (8 * block_size * 128) + 64
-    rows = paged_rows([(1, 100), (1, 40)], heads, dtype=torch.bfloat16, device=DEVICE)
-    shape = (num_blocks, *rows.k_cache.shape[1:])
-    far_k, far_v = (
-        torch.empty(shape, dtype=torch.bfloat16, device=DEVICE),
-        torch.empty(shape, dtype=torch.bfloat16, device=DEVICE),
-    )
-    shift = num_blocks - len(rows.k_cache)
-    far_k[shift:], far_v[shift:] = rows.k_cache, rows.v_cache
+# How many values stand before those that a test looks at: on a GPU more than 32 bits count, too.
+each_distance = pytest.mark.parametrize(
+    "distance", [2**12, pytest.param(2**31, marks=on_gpu_only)], ids=["2^12", "2^31"]
+)
+
+
+def skip_without_room_for(num_bytes: int) -> None:
+    """Skip the test where a GPU has less memory left than that, and 1 GiB for all else."""
+    if ON_GPU:
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info()[0] < num_bytes + 2**30:
+            pytest.skip(f"needs {num_bytes / 2**30 + 1:.0f} GiB of GPU memory")
+
+
+def behind(count: int, rows: Tensor) -> Tensor:
+    """The rows with so many rows of zeros before them."""
+    x = torch.zeros(count + len(rows), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    x[count:] = rows
+    return x
+
+
+def move_blocks_behind(distance: int, rows: PagedRows) -> None:
+    """Move the rows' blocks to the end of a larger cache, so many values from its beginning."""
+    count = distance // rows.k_cache.stride(0) + 1
+    arena = behind(count, torch.stack((rows.k_cache, rows.v_cache), dim=1))
+    rows.k_cache, rows.v_cache = arena.unbind(1)
+    rows.block_tables = torch.where(rows.block_tables >= 0, rows.block_tables + count, rows.block_tables)
+
+
+@each_distance
+def test_attention_reads_distant_blocks_and_new_keys_and_values_get_there(distance: int) -> None:
+    skip_without_room_for(2 * distance)
+    rows = paged_rows([(1, 100), (1, 40)], (8, 8, 128), dtype=DTYPES[0], device=DEVICE)
     expected = decode_attention_reference(*rows.in_fp32().decode_arguments())
-    rows.k_cache, rows.v_cache = far_k, far_v
-    rows.block_tables = torch.where(rows.block_tables >= 0, rows.block_tables + shift, rows.block_tables)
+    move_blocks_behind(distance, rows)
     assert_near(decode_attention(*rows.decode_arguments()[:-1], 100, rows.scale), expected)
-    for mean_keys in (0, 4000):  # either kernel
+    for mean_keys in (SHORT, LONG):
         assert_near(prefill_attention(*rows.prefill_arguments(), mean_keys), expected)
 
-    qkv = randn(1, 24 * 128, dtype=torch.bfloat16)
-    mapping = torch.tensor([num_blocks * block_size - 1], device=DEVICE)
-    rope_and_cache(
-        qkv, torch.zeros(1, dtype=torch.int64, device=DEVICE), randn(1, 128), far_k, far_v, mapping, 8, 8
+    qkv = randn(1, 24 * 128, dtype=DTYPES[0])
+    mapping = torch.tensor([len(rows.k_cache) * 32 - 1], device=DEVICE)
+    position = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    cos_sin = torch.tensor([[1.0] * 64 + [0.0] * 64], device=DEVICE)  # turns nothing
+    rope_and_cache(qkv, position, cos_sin, rows.k_cache, rows.v_cache, mapping, 8, 8)
+    assert_near(rows.k_cache[-1, :, -1].flatten(), qkv[0, 8 * 128 : 16 * 128])
+    assert torch.equal(rows.v_cache[-1, :, -1].flatten(), qkv[0, 16 * 128 :])
+
+
+@each_distance
+def test_rows_decode_over_a_distant_shared_prefix(distance: int) -> None:
+    skip_without_room_for(2 * distance)
+    groups = [(5, 320), (1, 0), (2, 96)]
+    lengths = [(1, keys + 1 + 7 * row) for count, keys in groups for row in range(count)]
+    rows = paged_rows(lengths, (8, 2, 128), dtype=DTYPES[0], device=DEVICE)
+    shared = share(rows, groups, rows_per_tile(4))
+    expected = decode_attention_reference(*rows.in_fp32().decode_arguments())
+    move_blocks_behind(distance, rows)
+    assert_near(decode_attention(*rows.decode_arguments()[:-1], 400, rows.scale, shared=shared), expected)
+
+
+@each_distance
+def test_distant_rows_are_normalised(distance: int) -> None:
+    skip_without_room_for(8 * distance)  # x, the residual, and a result twice
+    torch.manual_seed(0)
+    hidden = 4096
+    count = distance // hidden + 1
+    last, weight = randn(4, hidden, dtype=DTYPES[0]), randn(hidden, dtype=DTYPES[0])
+    x = behind(count, last)
+    assert_near(rms_norm(x, weight, 1e-5)[count:], rms_norm_reference(last.float(), weight.float(), 1e-5))
+
+    last_residual = randn(4, hidden, dtype=DTYPES[0])
+    residual, summed = behind(count, last_residual), last + last_residual
+    y = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual[count:], summed)
+    assert_near(y[count:], rms_norm_reference(summed.float(), weight.float(), 1e-5))
+
+
+@each_distance
+def test_distant_rows_go_through_silu_mul(distance: int) -> None:
+    skip_without_room_for(6 * distance)  # twice as many values go in as come out
+    torch.manual_seed(0)
+    intermediate = 2048
+    count = distance // intermediate + 1
+    last = randn(4, 2 * intermediate, dtype=DTYPES[0])
+    assert_near(silu_mul(behind(count, last))[count:], silu_mul_reference(last.float()))
+
+
+@each_distance
+@pytest.mark.parametrize(
+    ("hidden", "intermediate"), [(4096, 64), (64, 2048)], ids=["far into x", "far into y"]
+)
+def test_distant_rows_go_through_a_product_and_silu_mul(
+    hidden: int, intermediate: int, distance: int
+) -> None:
+    skip_without_room_for(8 * distance)
+    torch.manual_seed(0)
+    count = distance // max(hidden, intermediate) + 1
+    last = randn(4, hidden, dtype=DTYPES[0])
+    weight = randn(2 * intermediate, hidden, dtype=DTYPES[0]) * hidden**-0.5
+    x, expected = behind(count, last), silu_mul_reference(last.float() @ weight.float().T)
+    assert_near(swiglu(x, weight)[count:], expected)
+    if suits(x, weight):
+        assert_near(swiglu_hopper(x, weight)[count:], expected)
+
+
+@each_distance
+def test_sampling_reads_distant_rows(distance: int) -> None:
+    skip_without_room_for(2 * distance)
+    torch.manual_seed(0)
+    vocab = 32_000
+    count = distance // vocab + 1
+    last = randn(5, vocab, dtype=DTYPES[0]) * 3
+    logits = behind(count, last)
+    kinds = torch.arange(
+        -count, len(last), device=DEVICE
+    )  # of the last rows: greedy, unfiltered, and each filter
+    arguments = (
+        torch.where(kinds > 0, 0.8, 0.0).float(),
+        torch.where(kinds == 2, 50, 0).int(),
+        torch.where(kinds == 3, 0.7, 1.0).float(),
+        torch.where(kinds == 4, 0.05, 0.0).float(),
+        kinds,
+        kinds + 100,
     )
-    assert torch.equal(far_v[-1, :, -1].flatten(), qkv[0, -8 * 128 :])
+    expected = sample_reference(last, *(argument[count:] for argument in arguments))
+    assert torch.equal(sample(logits, *arguments)[count:], expected)
+    greedy = sample(logits, arguments[0] * 0, *arguments[1:], all_greedy=True)
+    assert torch.equal(greedy[count:], last.float().argmax(dim=-1))
+
+
+@each_distance
+def test_distant_rows_have_logprobs(distance: int) -> None:
+    skip_without_room_for(2 * distance)
+    torch.manual_seed(0)
+    vocab = 32_000
+    count = distance // vocab + 1
+    last = randn(4, vocab, dtype=DTYPES[0]) * 3
+    rows, counts = (torch.tensor(n, device=DEVICE).int() for n in ([3, 0], [5, 2]))
+    tokens = torch.randint(0, vocab, (count + len(last),)).to(DEVICE)
+    values, ids = logprobs(behind(count, last), rows + count, tokens, counts, 5)
+    assert_logprobs(values, ids, last, rows, tokens[count:], counts)
 
 
 @on_gpu_only
