@@ -1,8 +1,8 @@
 """CUDA graphs of steps: one launch instead of hundreds, for every decode batch that occurs and for small mixed steps.
 
-A step of R rows replays the graph of at least R rows that was quickest on padding alone, mostly the smallest; the rows beyond are padding (slot -1,
-no keys). Graphs are captured largest first and share one memory pool, so that they cost what the largest needs. Mixed
-steps: mixed_graphs.py.
+A step of R rows replays the graph of at least R rows that was quickest on padding alone, mostly the smallest; the rows
+beyond are padding (slot -1, no keys). Graphs are captured largest first and share one memory pool, so that they cost
+what the largest needs. Mixed steps: mixed_graphs.py.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """One sequence's way through its grammar: where it stands, and how it gets to an end before its room does.
 
 An answer under a grammar must be complete at its last token. So the guide knows a place from which the answer can be
-completed in the room that is left, and the tokens that would do it (``engine/closing.py``): none where it is complete already,
-which is seen at each token. It looks again for a later such place, ever more often as the room shrinks. The model chooses freely all the same; only if the answer is not complete at its
-limit, it goes back to that place and takes those tokens. Where no such place was ever found, the answer is cut.
+completed in the room that is left, and the tokens that would do it (``engine/closing.py``): none where it is complete
+already, which is seen at each token. It looks again for a later such place, ever more often as the room shrinks. The
+model chooses freely all the same; only if the answer is not complete at its limit, it goes back to that place and takes
+those tokens. Where no such place was ever found, the answer is cut.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,8 @@
 A step replays the smallest graph that has room for its decode rows and for its prefill tokens. The decode rows beyond are
 padding (slot -1, no keys), the prefill rows beyond are empty, and the tokens beyond belong to no row. Larger mixed steps
 mostly keep the device busy for longer than it takes to launch their kernels one by one (on a slow host a small model's do
-not), and padding them would cost more than it saves. Rows that share a prefix each read it for themselves here, which is right too, and quicker as long as it is little.
+not), and padding them would cost more than it saves. Rows that share a prefix each read it for themselves here, which is
+right too, and quicker as long as it is little.
 """
 
 from bisect import bisect_left

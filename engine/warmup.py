@@ -42,9 +42,10 @@ def compile_kernels(runner: ModelRunner) -> None:
 
 def _compile_swiglu(model: Model) -> None:
     """The number of tokens chooses its kernel, and none of the steps need have the right one."""
-    weight = model.layers[0].feed_forward.gate_up.scheme.tensors()["weight"]
+    tensors = model.layers[0].feed_forward.gate_up.scheme.tensors()
+    weight = tensors["weight"]
     x = weight.new_zeros(1, weight.shape[1])
-    if suits(x, weight) and not model.numerics.batch_invariant:
+    if suits(x, weight) and "bias" not in tensors and not model.numerics.batch_invariant:
         swiglu_hopper(x, weight)
 
 

@@ -2,7 +2,7 @@
 
     y = silu_mul(x W^T + b)        x: [T, H]; W: [2I, H], gate's rows first; b: [2I]; y: [T, I]
 
-On a Hopper GPU one kernel does it all, where that is the quicker way: the number of tokens tells.
+On a Hopper GPU one kernel does it all, where that is the quicker way: the sizes tell.
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from headrace.kernels.dispatch import check, multiprocessors
 from headrace.kernels.silu_mul import silu_mul
 from headrace.kernels.swiglu_hopper import share_used, suits, swiglu_hopper
 
-_ACTIVATION = 150
+_ACTIVATION_TIMES_H = 150
 """What silu_mul takes of the product's time is this over H: 244 by count, 6I bytes a token at a copy's 4.3 TB/s against 4HI
 operations at the 700 TFLOP/s of an H200 whose matrix units have been busy for a while; less where they come from the cache."""
 
@@ -25,8 +25,9 @@ def pays(tokens: int, hidden: int, intermediate: int, programs: int) -> bool:
 
     Its own product is about as quick as the library's where all multiprocessors have work to the end.
     """
-    busy = share_used(tokens, intermediate, programs)
-    return tokens >= _LEAST_TOKENS and busy * (1 + _ACTIVATION / hidden) > 1
+    if tokens < _LEAST_TOKENS:
+        return False
+    return share_used(tokens, intermediate, programs) * (1 + _ACTIVATION_TIMES_H / hidden) > 1
 
 
 def swiglu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

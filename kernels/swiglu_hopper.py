@@ -209,7 +209,14 @@ def suits(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.bfloat16
         and x.shape[1] % _TERMS.value == 0
         and weight.shape[0] % 16 == 0
+        and _can_be_copied(x)
+        and _can_be_copied(weight)
     )
+
+
+def _can_be_copied(matrix: Tensor) -> bool:
+    """Whether its rows are contiguous and each begins at a multiple of 16 bytes."""
+    return matrix.stride(1) == 1 and matrix.stride(0) % 8 == 0 and int(matrix.storage_offset()) % 8 == 0
 
 
 def whole_tiles(tiles: int, programs: int) -> int:

@@ -1,8 +1,8 @@
 """Kafka in: one consumer, on a thread of its own, for each tier.
 
 The thread polls also while everything is paused, so the group never takes a busy worker for a dead one; only where it
-has just become full it waits a second for room instead. It alone owns the offsets: the worker tells it what is done through ``release``, and it commits what may be committed
-every second, on a revoke and at the end.
+has just become full it waits a second for room instead. It alone owns the offsets: the worker tells it what is done
+through ``release``, and it commits what may be committed every second, on a revoke and at the end.
 """
 
 import contextlib

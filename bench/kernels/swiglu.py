@@ -5,6 +5,7 @@ from timing import DEVICE, cases_for, copies_for, report_rate, seconds_per_call
 from torch import Tensor
 from torch.nn import functional as F
 
+from headrace.kernels.dispatch import multiprocessors
 from headrace.kernels.silu_mul import silu_mul
 from headrace.kernels.swiglu import pays
 from headrace.kernels.swiglu_hopper import suits, swiglu_hopper
@@ -34,7 +35,7 @@ def main() -> None:
         ]
         ways = {"one after the other": one_after_the_other}
         if suits(*pairs[0]):
-            processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+            processors = multiprocessors(pairs[0][0].device)
             chosen = " (chosen)" if pays(tokens, hidden, intermediate, processors) else ""
             ways[f"in one{chosen}"] = swiglu_hopper
         for name, multiply in ways.items():

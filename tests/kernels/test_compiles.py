@@ -198,8 +198,16 @@ def test_only_hopper_gets_the_kernels_that_are_written_for_it(
     assert not suits(q, torch.empty(2, 8, 32, 96, dtype=BF16))
     assert not suits(q, torch.empty(2, 8, 32, 128))
 
-    x, weight = SimpleNamespace(**vars(q), shape=(3, 128)), torch.empty(32, 128, dtype=BF16)
+    def rows_of(width: int, stride: tuple[int, int], offset: int = 0) -> SimpleNamespace:
+        methods = {"stride": lambda dim: stride[dim], "storage_offset": lambda: offset}
+        return SimpleNamespace(**vars(q), shape=(3, width), **methods)
+
+    x, weight = rows_of(128, (128, 1)), torch.empty(32, 128, dtype=BF16)
     assert swiglu_suits(x, weight) == chosen
+    assert swiglu_suits(rows_of(128, (136, 1), 8), weight) == chosen
     assert not swiglu_suits(x, weight[:-8])
     assert not swiglu_suits(x, weight.float())
-    assert not swiglu_suits(SimpleNamespace(**vars(q), shape=(3, 96)), weight[:, :96])
+    assert not swiglu_suits(x, torch.empty(128, 32, dtype=BF16).T)
+    assert not swiglu_suits(rows_of(96, (96, 1)), weight[:, :96])
+    for stride, offset in (((1, 128), 0), ((129, 1), 0), ((136, 1), 4)):
+        assert not swiglu_suits(rows_of(128, stride, offset), weight)

@@ -11,6 +11,7 @@ from headrace.kernels.swiglu_hopper import share_used, whole_tiles
 def test_swiglu_gates_the_product_s_second_half_by_its_first() -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(12, 8), torch.randn(12)
     assert torch.equal(swiglu(x, weight), silu_mul(x @ weight.T))
+    assert swiglu(x[:0], weight).shape == (0, 6)
     torch.testing.assert_close(swiglu(x, weight, bias), silu_mul(x @ weight.T + bias))
 
 
@@ -39,6 +40,6 @@ def test_the_share_of_programs_at_work_counts_a_cut_round_as_little_more_than_ha
 
 def test_one_kernel_pays_where_the_multiprocessors_stay_busy_or_the_activation_is_a_large_part() -> None:
     large, small = (4096, 14336, 132), (1024, 3072, 132)
-    sizes = (64, 256, 512, 576, 704, 1152, 1280, 2048, 8192)
+    sizes = (0, 1, 64, 256, 512, 576, 704, 1152, 1280, 2048, 8192)
     assert [tokens for tokens in sizes if pays(tokens, *large)] == [1280, 2048, 8192]
     assert [tokens for tokens in sizes if pays(tokens, *small)] == [576, 1280, 2048, 8192]
