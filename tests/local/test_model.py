@@ -56,7 +56,7 @@ def test_offline_the_wheels_weights_are_converted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "_download", fake_download)
-    monkeypatch.setattr(model, "convert", fake_conversion)
+    monkeypatch.setattr("headrace.engine.convert.convert", fake_conversion)
     assert (default_model(tmp_path) / "config.json").read_text() == "weights"
     monkeypatch.delattr(model, "_download")
     assert default_model(tmp_path) == tmp_path / NAME
@@ -71,7 +71,7 @@ def test_the_loser_of_a_race_takes_the_winners_model(tmp_path: Path, monkeypatch
         return fake_conversion(src, dst)
 
     monkeypatch.setattr(model, "_download", fake_download)
-    monkeypatch.setattr(model, "convert", meanwhile)
+    monkeypatch.setattr("headrace.engine.convert.convert", meanwhile)
     assert (default_model(tmp_path) / "config.json").read_text() == "the winner's"
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
