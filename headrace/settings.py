@@ -128,7 +128,9 @@ class Settings(BaseSettings):
         description="sequences that run at once, as far as the KV cache holds them; default: 2048 on CUDA, 64 on the CPU",
     )
     max_batched_tokens: int | None = Field(
-        None, gt=0, description="tokens of one engine step; default: 8192 on CUDA, 256 on the CPU"
+        None,
+        gt=0,
+        description="tokens of one engine step, no fewer than its slots; default: 8192 on CUDA, 256 on the CPU",
     )
 
     batch_invariant: bool = Field(

@@ -61,6 +61,13 @@ class Admission(Generic[W]):
         self._in_flight: dict[W, tuple[_Lane[W], int]] = {}  # and the rank it runs with
         self._owned: Counter[Owner] = Counter()  # jobs in flight of owners that have a limit
 
+    def resize(self, places: int) -> None:
+        """From now on so many jobs may be in flight; those that are, stay."""
+        if places != self._places:
+            self._places = places
+            for lane in self._lanes:
+                lane.reserve = lane.tier.places(places)
+
     def put(self, job: W, now: float) -> None:
         """Let a job wait in its tier from ``now``."""
         self._by_name[job.tier].queue.put(job, now)

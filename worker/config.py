@@ -16,6 +16,9 @@ from headrace.worker.tiers import Tier, check_together, default_tiers
 LEAST_IN_FLIGHT = 256
 """Jobs that may be in flight, where nobody says how many, in the smallest of engines."""
 
+BYTES_A_JOB = 256 * 1024
+"""Of records, that a tier may keep in memory for each job that may be in flight."""
+
 
 def unique_name() -> str:
     """Host, process and a random part: an attempt of a former life of this worker must not look like one of this."""
@@ -30,7 +33,8 @@ class WorkerConfig:
     jobs come from and results go. tiers: how each of ``topics.tiers`` is served; by default as default_tiers says.
     model_names: further names that jobs may call the engine's model by. max_in_flight: jobs in the engine at once, those
     that wait inside it included; None for as many as in_flight says. A tier that preempts does not count the jobs of lower
-    ones. max_held_bytes: records kept in memory, for each tier. max_result_bytes: of a result on the results topic; larger
+    ones. max_held_bytes: records kept in memory, for each tier; None for BYTES_A_JOB for each that may be in flight.
+    max_result_bytes: of a result on the results topic; larger
     ones go to result_store (a directory or ``s3://bucket/prefix``) or, without one, fail. grace_s: how long what runs may
     go on after a stop. alive_s: how long after the last heartbeat other workers take this one for dead. name: unique to
     this process's life. group_protocol: "consumer" is KIP-848 (brokers 4.0 and newer). dead_letters: beyond how many the
@@ -44,7 +48,7 @@ class WorkerConfig:
     group_protocol: Literal["classic", "consumer"] = "classic"
     model_names: tuple[str, ...] = ()
     max_in_flight: int | None = None
-    max_held_bytes: int = 64 * 1024 * 1024
+    max_held_bytes: int | None = None
     max_result_bytes: int = 900_000
     result_store: str | None = None
     grace_s: float = 30.0
@@ -62,10 +66,14 @@ class WorkerConfig:
     def in_flight(self, slots: int) -> int:
         """How many jobs may be in flight in an engine of so many slots.
 
-        By default an eighth more than its slots, and LEAST_IN_FLIGHT at least: a window to plan over, from which slots are
-        filled as they come free. On an H200 with 2,048 slots chat loses nothing against knowing all jobs (bench/rolling.py).
+        By default an eighth more than its slots, and LEAST_IN_FLIGHT at least; of those, as many as it was seen to run and
+        places.WAITING more. On an H200 with 2,048 slots chat loses nothing so against knowing all jobs (bench/rolling.py).
         """
         return self.max_in_flight or max(LEAST_IN_FLIGHT, slots + slots // 8)
+
+    def held_bytes(self, in_flight: int) -> int:
+        """How many bytes of records a tier may keep in memory where so many jobs may be in flight."""
+        return self.max_held_bytes or BYTES_A_JOB * in_flight
 
     @property
     def pool(self) -> str:

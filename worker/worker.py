@@ -34,6 +34,7 @@ from headrace.worker.held import Held
 from headrace.worker.job import Job, Rejection, Stage, read
 from headrace.worker.metrics import Metrics
 from headrace.worker.outcomes import Outcomes
+from headrace.worker.places import Places
 from headrace.worker.running import Running
 from headrace.worker.timetable import Timetable
 
@@ -86,6 +87,7 @@ class Worker:
             "lookup", self._call_lookup, self._wake, LOOKUPS_A_CALL, self._metrics.call("lookup")
         )
         in_flight = config.in_flight(self._running.slots)
+        self._places = None if config.max_in_flight else Places(in_flight)
         self._admission: Admission[Job] = Admission(config.tiers, in_flight)
         self._suspects = suspects.Suspects()
         self._apart = False  # what is in flight is a group of suspects
@@ -114,7 +116,7 @@ class Worker:
                 config.topics.jobs(tier.name),
                 tier.name,
                 prefetch=tier.holds(in_flight),
-                max_bytes=config.max_held_bytes,
+                max_bytes=config.held_bytes(in_flight),
                 inbox=self._arrivals[tier.name],
                 wake=self._wake,
                 on_committed=partial(self._metrics.committed, tier.name),
@@ -335,6 +337,8 @@ class Worker:
             return
         self._apart = False
         if not self._suspects:
+            if self._places is not None and (engine := self._running.stats) is not None:
+                self._admission.resize(self._places.at(now, engine.running))
             self._attempts.begin(self._admission.take(now))
         elif not self._attempts:
             group = self._suspects.next_group()

@@ -111,6 +111,20 @@ def test_places_are_kept_free_for_the_tier_that_reserves_them() -> None:
     assert [job.tier for job in queue.take(0.0, 4)] == ["high"] * 4
 
 
+def test_places_come_and_go_and_with_them_what_is_reserved() -> None:
+    queue = admission(Tier("high", reserve=0.5), Tier("low"), places=100)
+    fill(queue, "low", 200)
+    running = queue.take(0.0)
+    assert len(running) == 50
+    queue.resize(40)
+    assert queue.take(0.0) == []
+    for job in running[:31]:
+        queue.release(job)
+    assert len(queue.take(0.0)) == 1  # 20 of 40 are free for it, and 19 run
+    queue.resize(160)
+    assert len(queue.take(0.0)) == 60
+
+
 def test_a_tier_that_uses_its_reserve_does_not_take_the_others_turn() -> None:
     """Places come free one at a time; a reserve counted from the free places would shut the low tier out for good."""
     queue = admission(Tier("high", reserve=0.4), Tier("low"), places=10)

@@ -10,6 +10,7 @@ from standin import StandInEngine
 
 from headrace.worker import consumer, default_tiers, outcomes
 from headrace.worker import worker as worker_module
+from headrace.worker.places import WAITING
 from headrace.worker.publisher import Publisher
 
 LONG = "long " * 400  # 2 kB, and its result more
@@ -47,6 +48,24 @@ def test_by_default_an_engine_is_kept_full_however_many_slots_it_has(line: Pipel
     line.wait_for(lambda: running.worker.status().held == count)
     line.wait_for(lambda: running.worker.status().in_flight == in_flight)
     assert running.worker.status().waiting["standard"] == count - in_flight
+
+
+def test_an_engine_whose_cache_holds_few_sequences_has_few_jobs_waiting_in_it(line: Pipeline) -> None:
+    """Who sends little waits behind those, whatever its turn."""
+
+    class WithLittleMemory(StandInEngine):
+        max_slots = 2048
+
+    count, seats = 400, 40
+    in_flight = seats + WAITING - 5  # of the places, 2% are kept for interactive jobs
+    for n in range(count):
+        line.submit(f"prompt {n}")
+    line.flush()
+    engine = partial(WithLittleMemory, slots=seats, latency_s=1e9)
+    running = line.start_worker(engine, max_in_flight=None, grace_s=0.0)
+    line.wait_for(lambda: running.worker.status().in_flight == in_flight)
+    line.wait_for(lambda: running.worker.status().held == count)
+    assert running.worker.status().in_flight == in_flight
 
 
 def test_results_that_wait_for_kafka_are_bounded_by_bytes_whether_new_or_stored(

@@ -29,5 +29,10 @@ def test_an_engine_has_an_eighth_more_jobs_than_slots_and_256_at_least(slots: in
     assert WorkerConfig("127.0.0.1:9").in_flight(slots) == expected
 
 
+def test_a_tier_may_keep_a_quarter_of_a_mebibyte_for_each_job_in_flight() -> None:
+    assert WorkerConfig("127.0.0.1:9").held_bytes(256) == 64 * 2**20
+    assert WorkerConfig("127.0.0.1:9", max_held_bytes=1000).held_bytes(2304) == 1000
+
+
 def test_who_says_how_many_jobs_are_in_flight_gets_that_many() -> None:
     assert WorkerConfig("127.0.0.1:9", max_in_flight=7).in_flight(2048) == 7
