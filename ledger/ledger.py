@@ -23,6 +23,7 @@ from headrace.ledger.rows import (
     AttemptRow,
     BatchProgress,
     Begun,
+    EndedJob,
     Finished,
     JobRow,
     JobStatus,
@@ -258,12 +259,12 @@ class Ledger:
         """Whether any job of the batch has come to this run, of whatever size; it need not have ended in it."""
         return self._run(queries.has_run, tenant, batch_id, run)
 
-    def ended(self, tenant: str, batch_id: str, states: Collection[JobState]) -> Iterator[list[JobRow]]:
-        """The batch's jobs that ended in these states, each with the run that ended; in pages, in id order."""
+    def ended(self, tenant: str, batch_id: str, states: Collection[JobState]) -> Iterator[list[EndedJob]]:
+        """The batch's jobs that ended in these states, in pages, in id order: each with what a next run could come to."""
         after: UUID | None = None
         while page := self._run(queries.ended_page, tenant, batch_id, states, after):
             yield page
-            after = page[-1].id
+            after = page[-1].job.id
 
     def is_cancelled(self, tenant: str, batch_id: str) -> bool:
         """Whether a cancel of the batch has come: what is sent under it ends as cancelled."""

@@ -8,12 +8,14 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.rows import kwargs_row
 
+from headrace.ledger.batches import IS_CANCELLED
 from headrace.ledger.counters import STATES
 from headrace.ledger.database import Rows
 from headrace.ledger.partitions import span, within
 from headrace.ledger.rows import (
     BatchProgress,
     BatchState,
+    EndedJob,
     JobRow,
     JobStatus,
     RejectionRow,
@@ -99,21 +101,29 @@ def _result(
     return StoredResult(id, run, custom_id, STATES[state], body.encode(), uri)
 
 
-_ENDED = """
+# Cancels and deadlines as workers find them when they look a job up, cancels first.
+_ENDED = f"""
 SELECT id, tenant, tier, content_sha, src_topic, src_partition, src_offset, submitted_at, pool, job_id, batch_id,
-       custom_id, model, deadline, run
-FROM jobs WHERE tenant = %s AND batch_id = %s AND id > %s AND state = ANY(%s) ORDER BY id LIMIT %s
+       custom_id, model, deadline, run,
+       CASE WHEN {IS_CANCELLED.format(job="jobs")} THEN {JobState.CANCELLED.code}
+            WHEN coalesce(deadline, expires_at) <= now() THEN {JobState.EXPIRED.code} END AS bound_for
+FROM jobs LEFT JOIN batches USING (tenant, batch_id)
+WHERE tenant = %s AND batch_id = %s AND id > %s AND state = ANY(%s) ORDER BY id LIMIT %s
 """
 
 
 def ended_page(
     cursor: Rows, tenant: str, batch_id: str, states: Collection[JobState], after: UUID | None
-) -> list[JobRow]:
+) -> list[EndedJob]:
     """The next jobs of a batch that ended in one of these states, in id order, each with the run that ended."""
-    named = cursor.connection.cursor(row_factory=kwargs_row(JobRow))
+    named = cursor.connection.cursor(row_factory=kwargs_row(_ended))
     codes = [state.code for state in states]
     named.execute(_ENDED, (tenant, batch_id, after or UUID(int=0), codes, ENDED_PAGE))
     return named.fetchall()
+
+
+def _ended(*, bound_for: int | None, **columns: object) -> EndedJob:
+    return EndedJob(JobRow(**columns), None if bound_for is None else STATES[bound_for])  # type: ignore[arg-type]
 
 
 def is_cancelled(cursor: Rows, tenant: str, batch_id: str) -> bool:

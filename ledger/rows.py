@@ -279,6 +279,18 @@ class TierBacklog:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that has ended, with the run that ended.
+
+    bound_for: the only state that a next run of it could come to: `cancelled` where a cancel holds for it, `expired` where
+    its deadline, or else its batch's, has passed. None where a worker would run it.
+    """
+
+    job: JobRow
+    bound_for: JobState | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Letter:
     """A dead letter's place on its topic, and the time of its record: a topic made again has other letters there."""
 

@@ -1,5 +1,6 @@
 """`headrace retry`: jobs that have ended, run again from the records they came in."""
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,12 +13,43 @@ from headrace.cli.output import Json, count, emit, note
 from headrace.cli.submission import about_batch
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from confluent_kafka import Message
 
     from headrace.client.repeater import Repeater
     from headrace.ledger import JobRow, Ledger
     from headrace.schemas import JobState, Source
     from headrace.settings import Settings
+
+
+@dataclass(slots=True)
+class Asked:
+    """What became of the jobs that were asked for: how many were sent again, and which were not."""
+
+    sent: int = 0
+    gone: "list[JobRow]" = field(default_factory=list)
+    """The topic no longer has their record."""
+    cancelled: "list[UUID]" = field(default_factory=list)
+    """A cancel holds for them."""
+    expired: "list[UUID]" = field(default_factory=list)
+    """Their deadline has passed."""
+
+    def why_not(self) -> list[str]:
+        """A sentence for each reason why some do not run again."""
+        reasons = []
+        if self.cancelled:
+            why = "a cancel holds, so the next run would end as cancelled"
+            reasons.append(_not_again(len(self.cancelled), why, str(self.cancelled[0])))
+        if self.expired:
+            why = "the deadline has passed, so the next run would end as expired"
+            reasons.append(_not_again(len(self.expired), why, str(self.expired[0])))
+        if self.gone:
+            first = self.gone[0]
+            place = f"{first.src_topic}[{first.src_partition}] at {first.src_offset}"
+            why = "the topic no longer has what was sent"
+            reasons.append(_not_again(len(self.gone), why, f"{first.id}, {place}"))
+        return reasons
 
 
 def register(app: typer.Typer) -> None:
@@ -36,9 +68,9 @@ def retry(
 ) -> None:
     """Run jobs of a batch again, each as the next run of the same job.
 
-    Their prompts are read back from Kafka. Deadlines and cancels still hold, so a batch that was cancelled is refused: its
-    answers would end as cancelled. Where the topic no longer has a job's record that job stays as it ended, the others run,
-    and the command says so and ends with 3.
+    Their prompts are read back from Kafka. Deadlines and cancels still hold: a batch that was cancelled is refused, and a job
+    that was cancelled, or whose deadline or its batch's has passed, stays as it ended, since it could only end as cancelled or
+    expired. So does a job whose record the topic no longer has. The others run, and the command says so and ends with 3.
     """
     from headrace.schemas import JobState
 
@@ -55,44 +87,54 @@ def retry(
                 f"Batch {batch} is cancelled; nothing of it would run, and what has ended would end as cancelled.",
                 "Submit its file again, as another batch.",
             )
-        sent, gone = _run_again(settings, ledger, batch, states)
+        asked = _run_again(settings, ledger, batch, states)
     if json:
-        emit({"batch_id": batch, "sent_again": sent, "gone": [str(row.id) for row in gone]})
+        emit(
+            {
+                "batch_id": batch,
+                "sent_again": asked.sent,
+                "gone": [str(row.id) for row in asked.gone],
+                "cancelled": [str(id) for id in asked.cancelled],
+                "expired": [str(id) for id in asked.expired],
+            }
+        )
     else:
-        note(f"{count(sent, 'job')} of batch {batch} run again.")
-        if sent and not failed_only:
+        note(f"{count(asked.sent, 'job')} of batch {batch} run again.")
+        if asked.sent and not failed_only:
             former = about_batch(settings, "results", batch, "--run", "1")
             note(f"Their former results: {former} (or the run that they had).")
-    if gone:
-        raise Failure(Exit.NOT_FOUND, _not_there(gone), "Submit those again, as new jobs.")
+    if reasons := asked.why_not():
+        raise Failure(Exit.NOT_FOUND, " ".join(reasons), "Submit those again, as new jobs of another batch.")
 
 
-def _run_again(
-    settings: "Settings", ledger: "Ledger", batch: str, states: list["JobState"]
-) -> tuple[int, list["JobRow"]]:
-    """Send the jobs again and open their next run; returns how many, and those whose record is gone."""
+def _run_again(settings: "Settings", ledger: "Ledger", batch: str, states: list["JobState"]) -> Asked:
+    """Send the jobs again that a worker would run, and open their next run."""
     from headrace.client.repeater import Repeater
+    from headrace.schemas import JobState
 
-    sent, gone = 0, []
+    asked = Asked()
     with Repeater(context.kafka_client(settings)) as repeater:
         for page in ledger.ended(settings.tenant, batch, states):
-            found = _send_again(settings, repeater, page)
+            asked.cancelled += [each.job.id for each in page if each.bound_for is JobState.CANCELLED]
+            asked.expired += [each.job.id for each in page if each.bound_for is JobState.EXPIRED]
+            rows = [each.job for each in page if each.bound_for is None]
+            found = _send_again(settings, repeater, rows)
             # After Kafka has them: a job opened for a record that never came would wait for ever. Recorder and workers
             # do the same when they meet the record, so this only makes the next `headrace status` true at once.
             repeater.flush()
             ledger.reopen(found)
-            sent += len(found)
+            asked.sent += len(found)
             there = {row.id for row in found}
-            gone += [row for row in page if row.id not in there]
-    return sent, gone
+            asked.gone += [row for row in rows if row.id not in there]
+    return asked
 
 
-def _send_again(settings: "Settings", repeater: "Repeater", page: list["JobRow"]) -> list["JobRow"]:
+def _send_again(settings: "Settings", repeater: "Repeater", jobs: list["JobRow"]) -> list["JobRow"]:
     from dataclasses import replace
 
     from headrace.client.readback import place_of, read_back
 
-    rows = {(row.src_topic, row.src_partition, row.src_offset): row for row in page}
+    rows = {(row.src_topic, row.src_partition, row.src_offset): row for row in jobs}
     found = []
     for message in read_back(context.kafka_client(settings), rows):
         row = rows[place_of(message)]
@@ -117,8 +159,5 @@ def _source(message: "Message", row: "JobRow") -> "Source | None":
     return source if same else None
 
 
-def _not_there(gone: list["JobRow"]) -> str:
-    first = gone[0]
-    place = f"{first.src_topic}[{first.src_partition}] at {first.src_offset}"
-    jobs = count(len(gone), "job")
-    return f"{jobs} cannot run again: the topic no longer has what was sent (the first: {first.id}, {place})."
+def _not_again(jobs: int, why: str, first: str) -> str:
+    return f"{count(jobs, 'job')} cannot run again: {why} (the first: {first})."

@@ -16,7 +16,7 @@ from headrace.cli import app
 from headrace.cli.exits import Exit
 from headrace.ledger import Ledger
 from headrace.ledger.recorder import Recorder
-from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, JobState, topics
+from headrace.schemas import BatchClosed, BatchOpened, CancelBatch, CancelJob, JobState, topics
 
 Run = Callable[..., Result]
 
@@ -139,6 +139,43 @@ def test_a_batch_that_was_cancelled_is_not_run_again_and_keeps_what_it_has(
     assert "Batch b is cancelled; nothing of it would run" in refused.output
     assert "as another batch" in refused.output
     assert line.states() == ended == {"succeeded": 1, "failed": 1}
+
+
+def test_jobs_that_would_end_as_cancelled_or_expired_are_left_as_they_are_and_the_others_run(
+    line: Pipeline, recorder: None, run: Run
+) -> None:
+    cancelled, again = (line.submit(batch_id="b") for _ in range(2))
+    late = line.submit(batch_id="b", deadline="2020-01-01T00:00:00Z")
+    line.start_worker()
+    line.wait_terminal(3)
+    line.control(CancelJob(id=cancelled))
+    line.wait_for(lambda: line.query("SELECT count(*) FROM cancels") == [(1,)])
+    before = line.rows()
+    assert before == {cancelled: "succeeded", again: "succeeded", late: "expired"}
+
+    result = run("retry", "b", "--all")
+    assert result.exit_code == Exit.NOT_FOUND
+    told = " ".join(result.output.split())
+    assert "1 job of batch b run again." in told
+    assert (
+        f"1 job cannot run again: a cancel holds, so the next run would end as cancelled (the first: {cancelled})."
+        in told
+    )
+    assert (
+        f"1 job cannot run again: the deadline has passed, so the next run would end as expired (the first: {late})."
+        in told
+    )
+    assert "Submit those again, as new jobs of another batch." in told
+    line.wait_for(lambda: line.query("SELECT run, state FROM jobs WHERE run > 1") == [(2, 2)])
+    assert line.rows() == before
+
+    result = run("retry", "b", "--all", "--json")
+    assert result.exit_code == Exit.NOT_FOUND
+    told = json.loads(result.stdout)
+    assert (told["sent_again"], told["gone"]) == (1, [])
+    assert (told["cancelled"], told["expired"]) == ([str(cancelled)], [str(late)])
+    line.wait_for(lambda: line.query("SELECT run, state FROM jobs WHERE run > 1") == [(3, 2)])
+    assert line.rows() == before
 
 
 def test_jobs_whose_records_are_gone_are_named_and_the_others_run(

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rows import attempt, job, outcome, query, rejection, state
 
-from headrace.ledger import JobRow, Ledger, Letter
-from headrace.schemas import JobState
+from headrace.ledger import EndedJob, JobRow, Ledger, Letter
+from headrace.schemas import BatchOpened, CancelJob, JobState
 
 
 @pytest.fixture
@@ -140,11 +140,44 @@ def test_the_ended_jobs_of_a_batch_are_listed_by_state(ledger: Ledger, failed: J
     good, waiting = job(), job()
     ledger.finish([outcome(good)])
     ledger.record([waiting])
-    assert list(ledger.ended("acme", "b1", [JobState.FAILED])) == [[failed]]
+    assert list(ledger.ended("acme", "b1", [JobState.FAILED])) == [[EndedJob(failed)]]
     both = [
-        row.id for page in ledger.ended("acme", "b1", [JobState.FAILED, JobState.SUCCEEDED]) for row in page
+        each.job.id
+        for page in ledger.ended("acme", "b1", [JobState.FAILED, JobState.SUCCEEDED])
+        for each in page
     ]
     assert both == sorted([failed.id, good.id])
+
+
+PAST, AHEAD = (datetime.now(UTC) + timedelta(days=days) for days in (-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("deadline", "of_batch", "cancelled", "bound_for"),
+    [
+        (None, None, False, None),
+        (AHEAD, AHEAD, False, None),
+        (PAST, None, False, JobState.EXPIRED),
+        (None, PAST, False, JobState.EXPIRED),
+        (AHEAD, PAST, False, None),  # a deadline of the job's own counts alone
+        (None, None, True, JobState.CANCELLED),
+        (PAST, PAST, True, JobState.CANCELLED),
+    ],
+)
+def test_an_ended_job_tells_what_alone_its_next_run_could_come_to(
+    ledger: Ledger,
+    deadline: datetime | None,
+    of_batch: datetime | None,
+    cancelled: bool,
+    bound_for: JobState | None,
+) -> None:
+    row, other = job(deadline=deadline), job(deadline=AHEAD)
+    ledger.finish([outcome(row), outcome(other)])
+    ledger.apply_control([BatchOpened(tenant="acme", batch_id="b1", expires_at=of_batch)])
+    ledger.apply_control([CancelJob(tenant="acme", id=row.id)] if cancelled else [])
+    (page,) = ledger.ended("acme", "b1", [JobState.SUCCEEDED])
+    told = {each.job.id: each.bound_for for each in page}
+    assert told == {row.id: bound_for, other.id: None}
 
 
 def test_a_settled_letter_stays_as_it_was_settled(ledger: Ledger) -> None:
