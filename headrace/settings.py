@@ -254,11 +254,7 @@ class Settings(BaseSettings):
     def unknown_variables(self) -> dict[str, str | None]:
         """Variables that are named like settings and set nothing, each with the name that was probably meant."""
         known = {variable(field) for field in Settings.model_fields}
-        knobs = {
-            variable("tier", _in_a_variable(tier), knob)
-            for tier in self.tiers
-            for knob in TierSettings.model_fields
-        }
+        knobs = {tier_variable(tier, knob) for tier in self.tiers for knob in TierSettings.model_fields}
         return {
             name: next(iter(get_close_matches(name.upper(), sorted(known | knobs), n=1, cutoff=0.8)), None)
             for name in sorted(os.environ)
@@ -278,6 +274,11 @@ def variable(field: str, *below: str | int) -> str:
     alias = Settings.model_fields[field].validation_alias
     name = alias if isinstance(alias, str) else f"{PREFIX}{field.upper()}"
     return "__".join([name, *(str(part).upper() for part in below)])
+
+
+def tier_variable(tier: str, knob: str) -> str:
+    """The environment variable that sets one knob of one tier."""
+    return variable("tier", _in_a_variable(tier), knob)
 
 
 def _in_a_variable(tier: str) -> str:

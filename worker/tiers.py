@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.worker.errors import Overpromised
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
@@ -74,15 +76,24 @@ def default_tiers(names: Sequence[str]) -> tuple[Tier, ...]:
 
 
 def check_together(tiers: Sequence[Tier], places: int) -> None:
-    """Raise ValueError where the tiers promise more than there is. places: jobs that may be in flight at once."""
-    if sum(tier.floor for tier in tiers) > 1.0:
-        raise ValueError("the tiers' floors must add up to 1 at most")
-    if sum(tier.reserve for tier in tiers) >= 1.0:
-        raise ValueError("the tiers' reserves must add up to less than 1, or the lowest tier never runs")
+    """Raise Overpromised where the tiers promise more than there is. places: jobs that may be in flight at once."""
+    floors = {tier.name: tier.floor for tier in tiers if tier.floor}
+    reserves = {tier.name: tier.reserve for tier in tiers if tier.reserve}
+    if sum(floors.values()) > 1.0:
+        message = f"the tiers' floors must add up to 1 at most, and are {_each(floors)}"
+        raise Overpromised(message, "floor", [*floors])
+    if sum(reserves.values()) >= 1.0:
+        message = f"the tiers' reserves must add up to less than 1, or the lowest tier never runs, and are {_each(reserves)}"
+        raise Overpromised(message, "reserve", [*reserves])
     if sum(tier.places(places) for tier in tiers) >= max(places, 1):
-        raise ValueError(
-            f"the tiers reserve all {places} places in flight: raise max_in_flight or lower a reserve"
+        message = (
+            f"the tiers reserve all {places} places in flight ({_each(reserves)}; one place each at least)"
         )
+        raise Overpromised(message, "reserve", [*reserves], more_places=True)
+
+
+def _each(values: dict[str, float]) -> str:
+    return ", ".join(f"{value:g} of {name}" for name, value in values.items())
 
 
 def shares(tiers: Sequence[Tier]) -> list[float]:

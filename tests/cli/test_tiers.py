@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.tiers import priorities, tiers
 from headrace.engine.priorities import Priority
@@ -53,3 +54,33 @@ def test_a_mistake_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: s
     result = CliRunner().invoke(app, ["worker"])
     assert result.exit_code == Exit.USAGE
     assert said in " ".join(result.stderr.split())
+
+
+FLOORS = "Lower HEADRACE_TIER__INTERACTIVE__FLOOR or HEADRACE_TIER__STANDARD__FLOOR or HEADRACE_TIER__NIGHT_RUN__FLOOR."
+RESERVES = "HEADRACE_TIER__INTERACTIVE__RESERVE or HEADRACE_TIER__NIGHT_RUN__RESERVE"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said", "remedy"),
+    [
+        ({"NIGHT_RUN__FLOOR": "0.95"}, "0.05 of interactive, 0.05 of standard, 0.95 of night-run", FLOORS),
+        ({"NIGHT_RUN__RESERVE": "0.98"}, "0.02 of interactive, 0.98 of night-run", f"Lower {RESERVES}."),
+        (
+            {"NIGHT_RUN__RESERVE": "0.1"},
+            "all 2 places in flight (0.02 of interactive, 0.1 of night-run; one place each at least)",
+            f"Raise HEADRACE_MAX_IN_FLIGHT, lower {RESERVES}, or set one to 0.",
+        ),
+    ],
+)
+def test_tiers_that_promise_too_much_are_named_with_the_variables_that_mend_it(
+    variables: dict[str, str], said: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_TIERS", "interactive,standard,night-run")
+    monkeypatch.setenv("HEADRACE_MAX_IN_FLIGHT", "2")
+    for name, value in variables.items():
+        monkeypatch.setenv(f"HEADRACE_TIER__{name}", value)
+    with pytest.raises(Failure) as caught:
+        tiers(Settings())
+    assert caught.value.exit_code is Exit.USAGE
+    assert said in caught.value.message
+    assert caught.value.remedy == remedy

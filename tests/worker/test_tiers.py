@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.worker.errors import Overpromised
 from headrace.worker.tiers import Tier, check_together, default_tiers, shares
 
 
@@ -40,11 +41,11 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(field: str, value: float
 
 
 def test_promises_that_cannot_be_kept_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="floors"):
-        check_together([Tier("a", floor=0.6), Tier("b", floor=0.6)], 256)
-    with pytest.raises(ValueError, match="reserves"):
-        check_together([Tier("a", reserve=0.5), Tier("b", reserve=0.5)], 256)
-    with pytest.raises(ValueError, match="max_in_flight"):
+    with pytest.raises(Overpromised, match=r"floors must .* 0.6 of a, 0.6 of b"):
+        check_together([Tier("a", floor=0.6), Tier("b", floor=0.6), Tier("c")], 256)
+    with pytest.raises(Overpromised, match=r"reserves must .* 0.5 of a, 0.5 of b"):
+        check_together([Tier("a", reserve=0.5), Tier("b", reserve=0.5), Tier("c")], 256)
+    with pytest.raises(Overpromised, match=r"all 2 places in flight \(0.1 of a, 0.1 of b"):
         check_together([Tier("a", reserve=0.1), Tier("b", reserve=0.1), Tier("c")], 2)
 
 
