@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from headrace.cli import context
-from headrace.cli.engine import engine_config, served_name
 from headrace.cli.errors import translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import Json, console, count, emit
 from headrace.cli.paused import paused
-from headrace.cli.tiers import tiers
 from headrace.cli.topics import describe_topics, largest_records
+from headrace.cli.worker_settings import check_worker_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,15 +67,11 @@ def _run(name: str, check: Callable[["Settings"], Finding], settings: "Settings"
 
 
 def _settings(settings: "Settings") -> Finding:
-    """Whether each is one, and whether a worker takes them: what it checks before it loads a model."""
+    """Whether each is one, and whether a worker takes them."""
     from headrace.engine.errors import EngineError
-    from headrace.engine.text import read_template
 
-    tiers(settings)
     try:
-        # The model by its name: the default one is not fetched for a look.
-        engine = engine_config(settings.model_copy(update={"model": served_name(settings)}))
-        read_template(engine.chat_template)
+        check_worker_settings(settings)
     except EngineError as error:
         return Finding("settings", False, str(error), "With this no worker starts.")
     if wrong := context.misspelt(settings):

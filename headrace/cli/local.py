@@ -22,6 +22,7 @@ from headrace.cli.promise import Promise
 from headrace.cli.results import Format, Lines, Reader, write_results
 from headrace.cli.stopping import Stop, interrupt_on_signals, stop_on_signals
 from headrace.cli.submission import about_batch, check_sent, must_be_tier, report_problems, send
+from headrace.cli.worker_settings import check_worker_settings
 
 if TYPE_CHECKING:
     from headrace.local.stack import Stack
@@ -204,9 +205,10 @@ def model(json: Json = False) -> None:
 def _stack(
     settings: "Settings", stop: Stop, quiet: bool = False, passing: bool = False
 ) -> "Iterator[tuple[Stack, Addresses]]":
-    """A stack that is up; stopped at the end, however it comes."""
+    """A stack that is up; stopped at the end, however it comes. Raises before it starts where its worker never could."""
     from headrace.local.stack import Stack
 
+    check_worker_settings(settings)
     with Stack(settings, stop, (lambda text: None) if quiet else _report, passing=passing) as stack:
         yield stack, stack.start()
 

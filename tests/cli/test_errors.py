@@ -671,6 +671,31 @@ def test_doctor_and_a_worker_that_does_not_start_say_the_same(
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["local run FILE", "local demo FILE", "local up"])
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("HEADRACE_KV_TOKENS", "10", "raise kv_tokens (HEADRACE_KV_TOKENS)"),
+        ("HEADRACE_TIER__BULK__FLOOR", "0.99", "Lower HEADRACE_TIER__INTERACTIVE__FLOOR"),
+        ("HEADRACE_CHAT_TEMPLATE", "/nonexistent", "HEADRACE_CHAT_TEMPLATE"),
+    ],
+)
+def test_no_stack_is_started_whose_worker_never_would(
+    command: str, name: str, value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HEADRACE_MODEL", "never/opened")
+    result = run(*command.replace("FILE", str(file)).split())
+    assert result.exit_code == Exit.USAGE
+    assert said in result.output
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "jobs.jsonl"
+    ]  # the state's directory, and nothing of a stack
+
+
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("absent", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_doctor_says_no_to_a_model_of_which_a_part_is_missing(
     absent: str, smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
