@@ -1,5 +1,6 @@
 """A file of jobs, opened: with at least one line, and not of a form that only looks like JSON lines."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,13 +21,16 @@ _MAGIC = {
     # UTF-32 before UTF-16, whose marks begin the same.
     b"\xff\xfe\x00\x00": ("UTF-32, and must be UTF-8", "iconv -f UTF-32 -t UTF-8"),
     b"\x00\x00\xfe\xff": ("UTF-32, and must be UTF-8", "iconv -f UTF-32 -t UTF-8"),
-    b"{\x00\x00\x00": ("UTF-32, and must be UTF-8", "iconv -f UTF-32LE -t UTF-8"),
-    b"\x00\x00\x00{": ("UTF-32, and must be UTF-8", "iconv -f UTF-32BE -t UTF-8"),
     b"\xff\xfe": ("UTF-16, and must be UTF-8", "iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16, and must be UTF-8", "iconv -f UTF-16 -t UTF-8"),
-    b"{\x00": ("UTF-16, and must be UTF-8", "iconv -f UTF-16LE -t UTF-8"),
-    b"\x00{": ("UTF-16, and must be UTF-8", "iconv -f UTF-16BE -t UTF-8"),
     b"[": ("a JSON array, and must be one object a line", "jq -c '.[]'"),
+}
+# Without a mark: blanks and the first bracket, each with the NULs that the encoding puts before or behind it.
+_UNMARKED = {
+    "UTF-32LE": re.compile(rb"([ \t\r\n]\0\0\0)*[{[]\0\0\0"),
+    "UTF-32BE": re.compile(rb"(\0\0\0[ \t\r\n])*\0\0\0[{[]"),
+    "UTF-16LE": re.compile(rb"([ \t\r\n]\0)*[{[]\0"),
+    "UTF-16BE": re.compile(rb"(\0[ \t\r\n])*\0[{[]"),
 }
 _SPREAD = ("JSON over several lines, and must be one object a line", "jq -c .")
 _CR_ALONE = ("of lines that end with CR alone, and must end with LF", "tr '\\r' '\\n' <")
@@ -76,7 +80,7 @@ def _looked_at(source: IO[bytes], name: str, file: str, sink: str) -> Iterable[b
     """
     start = source.tell() if source.seekable() else None
     ahead = _read_ahead(source, name)
-    if form := _other_form(ahead[-1].strip()):
+    if form := _unmarked(b"".join(ahead)) or _other_form(ahead[-1].strip()):
         what, command = form
         raise Failure(Exit.USAGE, f"No job was read: {name} is {what}.", f"Try `{command} {file} {sink}`.")
     if start is None:
@@ -86,13 +90,21 @@ def _looked_at(source: IO[bytes], name: str, file: str, sink: str) -> Iterable[b
 
 
 def _read_ahead(source: IO[bytes], name: str) -> list[bytes]:
-    """The lines up to the first that is not blank. Raises Failure where all are."""
+    """The lines up to the first that is not blank, in whatever encoding. Raises Failure where all are."""
     ahead: list[bytes] = []
     for line in source:
         ahead.append(line)
-        if line.strip():
+        if line.strip(b" \t\n\r\v\f\0"):  # NUL: the other half of a blank in UTF-16
             return ahead
     raise Failure(Exit.USAGE, f"There are no jobs in {name}: it is empty.")
+
+
+def _unmarked(start: bytes) -> tuple[str, str] | None:
+    """As _other_form, of a file that starts so: UTF-16 or UTF-32 without a mark of its byte order."""
+    for encoding, opening in _UNMARKED.items():
+        if opening.match(start):
+            return f"{encoding[:-2]}, and must be UTF-8", f"iconv -f {encoding} -t UTF-8"
+    return None
 
 
 def _other_form(first: bytes) -> tuple[str, str] | None:

@@ -35,6 +35,12 @@ FORMS = {
     "UTF-32LE": LINES.encode("utf-32-le"),
     "UTF-32BE": LINES.encode("utf-32-be"),
     "UTF-32BE with a mark": ("\ufeff" + LINES).encode("utf-32-be"),
+    **{
+        f"{encoding} without a mark, from {start!r}": (start + LINES).encode(encoding)
+        for encoding in ("UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE")
+        for start in (" ", "\n", "\r\n", "\t\n\n ")
+    },
+    "UTF-16 with a mark, from a blank line": ("\n" + LINES).encode("utf-16"),
     "CR alone": LINES.replace("\n", "\r").encode(),
 }
 
@@ -59,7 +65,7 @@ def test_what_only_looks_like_lines_is_refused_with_a_command_that_makes_them(
         pytest.skip(f"this machine has no {command.split()[0]}")
     printed = subprocess.run(command, shell=True, capture_output=True, check=True).stdout
     made = printed or Path(f"{file}.lines.jsonl").read_bytes()
-    assert [json.loads(line) for line in made.splitlines()] == JOBS
+    assert [json.loads(line) for line in made.splitlines() if line.strip()] == JOBS
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.startswith("UTF-")])
@@ -67,6 +73,13 @@ def test_an_encoding_that_is_not_utf_8_is_called_by_its_name(form: str, tmp_path
     file = tmp_path / "jobs.jsonl"
     file.write_bytes(FORMS[form])
     with pytest.raises(Failure, match=f"is {form[:6]}, and must be UTF-8"):
+        check_input(file)
+
+
+def test_an_array_that_is_not_utf_8_is_made_utf_8_first(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_bytes(FORMS["array"].decode().encode("utf-16-le"))
+    with pytest.raises(Failure, match="is UTF-16, and must be UTF-8"):
         check_input(file)
 
 
@@ -138,7 +151,9 @@ def test_a_command_that_reads_its_file_again_says_so_of_what_can_be_read_once(
     assert "Write the lines to a file" in result.output
 
 
-@pytest.mark.parametrize("first", [b"not json", b'{"prompt": "a"', b"\xef\xbb\xbf{}", b"\xff", b"\n\n{}"])
+@pytest.mark.parametrize(
+    "first", [b"not json", b'{"prompt": "a"', b"\xef\xbb\xbf{}", b"\xff", b"\n\n{}", b"\0", b"\n\0{}"]
+)
 def test_a_bad_line_at_the_top_is_no_more_than_that(first: bytes, tmp_path: Path) -> None:
     file = tmp_path / "jobs"
     file.write_bytes(first + b"\n" + LINES.encode())
