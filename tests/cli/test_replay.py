@@ -177,6 +177,12 @@ def test_jobs_that_would_end_as_cancelled_or_expired_are_left_as_they_are_and_th
     line.wait_for(lambda: line.query("SELECT run, state FROM jobs WHERE run > 1") == [(3, 2)])
     assert line.rows() == before
 
+    line.control(CancelJob(id=again))
+    line.wait_for(lambda: line.query("SELECT count(*) FROM cancels") == [(2,)])
+    told = json.loads(run("retry", "b", "--all", "--json").stdout)
+    assert (told["sent_again"], len(told["cancelled"]), len(told["expired"])) == (0, 2, 1)
+    assert line.rows() == before
+
 
 def test_jobs_whose_records_are_gone_are_named_and_the_others_run(
     line: Pipeline, recorder: None, run: Run
