@@ -1,11 +1,12 @@
 """What a worker does when it holds all that it may."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from pipeline import Pipeline
+from pipeline import Pipeline, RunningWorker
 from standin import StandInEngine
 
 from headrace.worker import consumer, default_tiers, outcomes
@@ -37,15 +38,22 @@ def test_a_worker_that_is_full_for_a_moment_fetches_little_twice(
     assert 0 < received[0] < 3 * count
 
 
-def test_by_default_an_engine_is_kept_full_however_many_slots_it_has(line: Pipeline) -> None:
-    slots, count = 320, 400
-    in_flight = slots + slots // 8 - 7  # of the places, 2% are kept for interactive jobs
+def start_with_endless_jobs(
+    line: Pipeline, count: int, engine: Callable[..., StandInEngine]
+) -> RunningWorker:
+    """A worker at its defaults that holds so many jobs, none of which ends."""
     for n in range(count):
         line.submit(f"prompt {n}")
     line.flush()
-    engine = partial(StandInEngine, slots=slots, latency_s=1e9)
-    running = line.start_worker(engine, max_in_flight=None, grace_s=0.0)
+    running = line.start_worker(partial(engine, latency_s=1e9), max_in_flight=None, grace_s=0.0)
     line.wait_for(lambda: running.worker.status().held == count)
+    return running
+
+
+def test_by_default_an_engine_is_kept_full_however_many_slots_it_has(line: Pipeline) -> None:
+    slots, count = 320, 400
+    in_flight = slots + slots // 8 - 7  # of the places, 2% are kept for interactive jobs
+    running = start_with_endless_jobs(line, count, partial(StandInEngine, slots=slots))
     line.wait_for(lambda: running.worker.status().in_flight == in_flight)
     assert running.worker.status().waiting["standard"] == count - in_flight
 
@@ -58,13 +66,8 @@ def test_an_engine_whose_cache_holds_few_sequences_has_few_jobs_waiting_in_it(li
 
     count, seats = 400, 40
     in_flight = seats + WAITING - 5  # of the places, 2% are kept for interactive jobs
-    for n in range(count):
-        line.submit(f"prompt {n}")
-    line.flush()
-    engine = partial(WithLittleMemory, slots=seats, latency_s=1e9)
-    running = line.start_worker(engine, max_in_flight=None, grace_s=0.0)
+    running = start_with_endless_jobs(line, count, partial(WithLittleMemory, slots=seats))
     line.wait_for(lambda: running.worker.status().in_flight == in_flight)
-    line.wait_for(lambda: running.worker.status().held == count)
     assert running.worker.status().in_flight == in_flight
 
 
