@@ -11,7 +11,7 @@ from fleet import TIERS, Fleet, MakeFleet, Process, name_of
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(600)]
 
 OPEN = "SELECT count(*) FROM attempts WHERE ended_at IS NULL AND worker LIKE %s"
-LONG_S = 12  # a sleeper that is done has as long to say so first
+LONG_S = 30  # a sleeper that is done has as long to say so first
 BEGUN_LONG_AGO = f"SELECT count(*) FROM attempts WHERE started_at < now() - interval '{LONG_S} s'"
 ALIVE = "SELECT count(*) FROM workers WHERE alive_until > now() AND worker LIKE %s"
 ATTEMPTS_OF_OTHERS = "SELECT * FROM attempts WHERE worker NOT LIKE %s ORDER BY id, run, attempt"
@@ -103,8 +103,9 @@ def test_one_that_wakes_up_first_wins_and_leaves_the_other_workers_attempts_alon
     fleet = make_fleet()
     fleet.start(workers=1)
     (sleeper,) = fleet.workers
-    for number in range(40):
-        fleet.submit(f"slow:{LONG_S}", {"tier": "standard", "partition": number % 4})
+    # One partition, so that the other worker gets them all at one time and has none done before the sleeper wakes up.
+    for _ in range(40):
+        fleet.submit(f"slow:{LONG_S}", {"tier": "standard", "partition": 0})
     fleet.line.flush()
     fleet.wait(lambda: fleet.count(OPEN, name_of(sleeper)) == 40, "the sleeper runs them all")
     send_to_sleep(fleet, sleeper)
