@@ -32,6 +32,7 @@ RESUME_BELOW = (
 # How long it is full before it pauses: with quick jobs there is room again at once, and pausing each time made it fetch
 # every record 25 times.
 FULL_FOR_S = 1.0
+MOST_QUEUED_KB = 2**21 - 1  # librdkafka takes no larger queue
 SPAN_PER_PREFETCH = 8  # deliveries a slow job may hold up behind itself in its partition
 
 # A commit that a rebalance overtook: the next owner delivers those records again, and finds them finished.
@@ -305,7 +306,7 @@ def with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) ->
         "auto.offset.reset": "earliest",
         "queued.min.messages": max(prefetch, 1000),
         "fetch.queue.backoff.ms": 20,  # its default of a second is a second without jobs whenever that queue is full
-        "queued.max.messages.kbytes": max(max_bytes // 1024 // 4, 1024),
+        "queued.max.messages.kbytes": min(max(max_bytes // 1024 // 4, 1024), MOST_QUEUED_KB),
         **settings,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

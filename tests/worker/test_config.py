@@ -1,8 +1,10 @@
 """What a worker is told, and what it tells each Kafka client."""
 
 import pytest
+from confluent_kafka import Consumer
 
 from headrace.worker.config import WorkerConfig
+from headrace.worker.consumer import with_defaults
 
 
 def test_each_client_is_told_what_its_kind_may_have() -> None:
@@ -32,6 +34,13 @@ def test_an_engine_has_an_eighth_more_jobs_than_slots_and_256_at_least(slots: in
 def test_a_tier_may_keep_a_quarter_of_a_mebibyte_for_each_job_in_flight() -> None:
     assert WorkerConfig("127.0.0.1:9").held_bytes(256) == 64 * 2**20
     assert WorkerConfig("127.0.0.1:9", max_held_bytes=1000).held_bytes(2304) == 1000
+
+
+def test_a_consumer_takes_what_the_largest_setting_makes_of_its_queues() -> None:
+    config = WorkerConfig("127.0.0.1:1", max_in_flight=1_000_000)
+    prefetch, held_bytes = config.tiers[0].holds(1_000_000), config.held_bytes(1_000_000)
+    settings = with_defaults(config.consumer("bulk"), prefetch, held_bytes)
+    Consumer({**settings, "log_level": 0}).close()
 
 
 def test_who_says_how_many_jobs_are_in_flight_gets_that_many() -> None:
