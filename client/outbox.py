@@ -22,20 +22,7 @@ class Outbox:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._heard = Heard()
-        self._producer = Producer(
-            {
-                "enable.idempotence": True,
-                "acks": "all",
-                "compression.type": "lz4",
-                "linger.ms": 20,
-                "queue.buffering.max.messages": 50_000,
-                "queue.buffering.max.kbytes": 64 * 1024,
-                "message.timeout.ms": 120_000,
-                "allow.auto.create.topics": False,
-                "logger": self._heard,
-                **for_producer(config),
-            }
-        )
+        self._producer = Producer({"logger": self._heard, **with_defaults(config)})
         self.confirmed = 0  # records that Kafka has, as it said
         self._failed_keys: list[str] = []
         self._failures = 0
@@ -125,3 +112,18 @@ class Outbox:
         failures, keys = self._failures, self._failed_keys
         self._failed_keys, self._failures = [], 0
         raise DeliveryFailed(f"{failures} records did not reach Kafka: {self._reason}", failures, keys)
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours below the user's."""
+    return {
+        "enable.idempotence": True,
+        "acks": "all",
+        "compression.type": "lz4",
+        "linger.ms": 20,
+        "queue.buffering.max.messages": 50_000,
+        "queue.buffering.max.kbytes": 64 * 1024,
+        "message.timeout.ms": 120_000,
+        "allow.auto.create.topics": False,
+        **for_producer(config),
+    }

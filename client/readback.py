@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from headrace.client.errors import BrokerUnreachable, TopicMissing
 from headrace.client.heard import Heard
-from headrace.schemas.kafka_properties import for_consumer
+from headrace.client.reading import properties
 
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
@@ -114,12 +114,5 @@ def _next(consumer: Consumer) -> Message | None:
 def _consumer(kafka: Mapping[str, Any], heard: Heard) -> Consumer:
     """A consumer of no group: it is assigned by hand and commits nothing."""
     return Consumer(
-        {
-            "auto.offset.reset": "error",
-            "logger": heard,
-            **for_consumer(kafka),
-            "group.id": f"headrace-readback-{uuid4()}",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
+        properties({"auto.offset.reset": "error", **kafka}, heard, f"headrace-readback-{uuid4()}")
     )

@@ -92,12 +92,9 @@ class Recorder:
         # Topics that begin with ^ are patterns.
         self._topics = ["^" + self._jobs_prefix.replace(".", r"\.") + ".+", self._control]
         self._settings = {
-            "bootstrap.servers": bootstrap,
-            "group.id": group or topics.recorder_group,
-            "auto.offset.reset": "earliest",
-            "topic.metadata.refresh.interval.ms": 10_000,  # how soon a new pool's topics are found
-            **for_consumer(kafka or {}),
-            "enable.auto.commit": False,
+            **with_defaults(
+                {"bootstrap.servers": bootstrap, **(kafka or {})}, group or topics.recorder_group
+            ),
             "on_commit": _on_commit,
         }
         self._pools_and_tiers: dict[str, tuple[str, str]] = {}
@@ -223,6 +220,17 @@ class Recorder:
             self.metrics.status = RecorderStatus(
                 len(assigned), self._waiting, lag, dict(self.metrics.upkeep_failing)
             )
+
+
+def with_defaults(kafka: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Properties of a recorder's consumer: ours below the user's, what correctness rests on above both."""
+    return {
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "topic.metadata.refresh.interval.ms": 10_000,  # how soon a new pool's topics are found
+        **for_consumer(kafka),
+        "enable.auto.commit": False,
+    }
 
 
 def _behind(consumer: Consumer, at: TopicPartition) -> int:

@@ -52,9 +52,7 @@ class ControlConsumer:
     def __init__(
         self, settings: Mapping[str, Any], topic: str, inbox: deque[Cancel], wake: threading.Event
     ) -> None:
-        # Assigned by hand: the group is never joined and nothing is committed, but librdkafka wants a name.
-        self._settings = {**settings, "enable.auto.commit": False, "auto.offset.reset": "latest"}
-        self._settings.pop("group.protocol", None)
+        self._settings = with_defaults(settings)
         self._topic, self._inbox, self._wake = topic, inbox, wake
         self._closing = threading.Event()
         self._ends: dict[
@@ -162,3 +160,9 @@ class ControlConsumer:
         if isinstance(control, CancelJob | CancelBatch):
             self._inbox.append(control)
             self._wake.set()
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """For partitions assigned by hand: the group is never joined and nothing is committed, but librdkafka wants a name."""
+    given = {name: value for name, value in settings.items() if name != "group.protocol"}
+    return {**given, "enable.auto.commit": False, "auto.offset.reset": "latest"}

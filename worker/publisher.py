@@ -69,17 +69,7 @@ class Publisher:
 
     def __init__(self, settings: Mapping[str, Any], *, alone: bool = False) -> None:
         self._given = settings
-        self._settings = {
-            "linger.ms": 5,
-            "compression.type": "lz4",
-            "message.timeout.ms": 60_000,
-            "queue.buffering.max.kbytes": 64
-            * 1024,  # it keeps a copy of each record; by default up to a gigabyte
-            **settings,
-            "enable.idempotence": True,
-            "acks": "all",
-            **({"batch.num.messages": 1} if alone else {}),
-        }
+        self._settings = {**with_defaults(settings), **({"batch.num.messages": 1} if alone else {})}
         self._alone = alone
         self._one_by_one: Publisher | None = None  # made when it is needed, which is hardly ever
         self._producer = Producer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
@@ -196,3 +186,17 @@ class Publisher:
         self._sent.clear()
         self._producer = Producer(self._settings, **callbacks(self._settings["bootstrap.servers"]))
         self._broken = False
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours below the user's; what correctness rests on above both."""
+    return {
+        "linger.ms": 5,
+        "compression.type": "lz4",
+        "message.timeout.ms": 60_000,
+        "queue.buffering.max.kbytes": 64
+        * 1024,  # it keeps a copy of each record; by default up to a gigabyte
+        **settings,
+        "enable.idempotence": True,
+        "acks": "all",
+    }

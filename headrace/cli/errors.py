@@ -50,7 +50,7 @@ _LOCKED_OUT = {
     "certificate": "Check sslrootcert in DATABASE_URL: it names the authority that signed Postgres's certificate.",
     "does not support SSL": "Postgres offers no TLS there: check the host, or sslmode in DATABASE_URL.",
 }
-_DOTTED = r"(?<![\w./])[a-z]+(?:\.[a-z]+)+"  # a property of librdkafka's, and no file
+_PROPERTY = r"(?<![\w./])(?:[a-z]+(?:\.[a-z]+)+|acks\b)"  # of librdkafka's, and no file
 _BROKER = "Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up; `headrace doctor` tells more."
 
 RULES = {
@@ -150,7 +150,7 @@ def _refused_property(error: BaseException) -> Failure | None:
     ):
         return None
     text = _text(error)
-    named = re.findall(r'property:? "([\w.]+)"', text) or re.findall(_DOTTED, text)
+    named = re.findall(r'property:? "([\w.]+)"', text) or re.findall(_PROPERTY, text)
     remedy = f"Check {' and '.join(map(_kafka_variable, named or ['...']))}."
     if "SASL mechanism" in text:  # one that is none, or none: then librdkafka takes one that is not built in
         setting = _kafka_variable("sasl.mechanism")

@@ -13,6 +13,7 @@ from headrace.cli import context, logs
 from headrace.cli.engine import engine_config, open_engine, served_name
 from headrace.cli.errors import translate
 from headrace.cli.interpreter import collect_seldom, take_short_turns
+from headrace.cli.kafka_clients import check_worker_clients
 from headrace.cli.stopping import stop_on_signals
 from headrace.cli.tiers import priorities, tiers
 
@@ -53,6 +54,7 @@ def worker(model: Model = None, device: Device = None, json: JsonLog = False) ->
     config = worker_config(settings)
     logs.configure(settings)
     _warn_of_misspelt(settings)
+    check_worker_clients(config)
 
     from headrace.ledger import Ledger
     from headrace.worker import Worker

@@ -3,17 +3,25 @@
 from typing import TYPE_CHECKING
 
 from headrace.cli.engine import engine_config, served_name
-from headrace.cli.tiers import tiers
+from headrace.cli.kafka_clients import NOWHERE, check_other_clients, check_worker_clients
+from headrace.cli.serve import worker_config
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
 
 
 def check_worker_settings(settings: "Settings") -> None:
-    """Raise Failure or EngineError where no worker starts with these: what it checks before it loads a model."""
+    """Raise Failure, EngineError or KafkaException where no worker starts with these: what it checks before it loads a model.
+
+    Kafka's properties are shared, so that they are checked for the recorder and the commands as well.
+    """
     from headrace.engine.text import read_template
 
-    tiers(settings)
-    # The model by its name: the default one is not fetched for a look.
-    engine = engine_config(settings.model_copy(update={"model": served_name(settings)}))
-    read_template(engine.chat_template)
+    # Neither an address nor the default model is needed for a look: there may be no broker yet, and none is fetched.
+    unopened = settings.model_copy(
+        update={"kafka_bootstrap_servers": NOWHERE, "model": served_name(settings)}
+    )
+    config = worker_config(unopened)
+    read_template(engine_config(unopened).chat_template)
+    check_worker_clients(config)
+    check_other_clients(settings)

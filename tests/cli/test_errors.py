@@ -28,6 +28,7 @@ from headrace.local.child import Identity
 from headrace.local.errors import ChildFailed, MissingPart
 from headrace.local.state import Addresses, Record, StateDir
 from headrace.settings import child_environment
+from headrace.worker import WorkerConfig
 
 CLOSED_PORT = 1  # nobody has it, and the system gives it to nobody
 
@@ -508,7 +509,7 @@ def test_an_error_that_is_a_sentence_is_left_as_one() -> None:
 @pytest.mark.parametrize("command", ["worker", "recorder", "doctor"])
 def test_a_misspelt_setting_is_told_and_stops_nobody(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_PREFTCH", "5")
-    monkeypatch.setattr("headrace.cli.serve.worker_config", lambda settings: None)
+    monkeypatch.setattr("headrace.cli.serve.worker_config", lambda settings: WorkerConfig("127.0.0.1:1"))
     monkeypatch.setattr(
         "headrace.cli.serve.engine_config", lambda settings: context.bootstrap_servers(settings)
     )
@@ -596,7 +597,7 @@ def test_with_json_all_that_a_process_which_stays_says_is_json(
 ) -> None:
     monkeypatch.setenv("HEADRACE_PREFTCH", "5")
     monkeypatch.setenv("HEADRACE_LOG_FORMAT", "text")
-    monkeypatch.setattr("headrace.cli.serve.worker_config", lambda settings: None)
+    monkeypatch.setattr("headrace.cli.serve.worker_config", lambda settings: WorkerConfig("127.0.0.1:1"))
     monkeypatch.setattr(
         "headrace.cli.serve.engine_config", lambda settings: context.bootstrap_servers(settings)
     )
@@ -652,6 +653,10 @@ def test_doctor_says_no_to_a_card_that_this_machine_does_not_have(monkeypatch: p
     [
         ("HEADRACE_KV_TOKENS", "10", "raise kv_tokens (HEADRACE_KV_TOKENS)"),
         ("HEADRACE_TIER__BULK__FLOOR", "0.99", "the tiers' floors must add up to 1 at most"),
+        ("HEADRACE_KAFKA_FOO_BAR", "1", "Check HEADRACE_KAFKA_FOO_BAR."),
+        # The one a consumer alone refuses, the other a producer.
+        ("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "700000", "and HEADRACE_KAFKA_SESSION_TIMEOUT_MS."),
+        ("HEADRACE_KAFKA_MESSAGE_TIMEOUT_MS", "1", "Check HEADRACE_KAFKA_MESSAGE_TIMEOUT_MS and"),
     ],
 )
 def test_doctor_and_a_worker_that_does_not_start_say_the_same(
@@ -671,6 +676,17 @@ def test_doctor_and_a_worker_that_does_not_start_say_the_same(
 
 
 @pytest.mark.usefixtures("bare")
+def test_doctor_says_no_to_a_property_that_only_the_producer_of_commands_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", {"settings": doctor.CHECKS["settings"]})
+    monkeypatch.setenv("HEADRACE_KAFKA_ACKS", "1")  # a worker sets it itself
+    result = run("doctor")
+    assert result.exit_code == Exit.NOT_READY
+    assert "Check HEADRACE_KAFKA_ACKS and HEADRACE_KAFKA_ENABLE_IDEMPOTENCE." in result.output
+
+
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("command", ["local run FILE", "local demo FILE", "local up"])
 @pytest.mark.parametrize(
     ("name", "value", "said"),
@@ -678,6 +694,7 @@ def test_doctor_and_a_worker_that_does_not_start_say_the_same(
         ("HEADRACE_KV_TOKENS", "10", "raise kv_tokens (HEADRACE_KV_TOKENS)"),
         ("HEADRACE_TIER__BULK__FLOOR", "0.99", "Lower HEADRACE_TIER__INTERACTIVE__FLOOR"),
         ("HEADRACE_CHAT_TEMPLATE", "/nonexistent", "HEADRACE_CHAT_TEMPLATE"),
+        ("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "700000", "HEADRACE_KAFKA_SESSION_TIMEOUT_MS"),
     ],
 )
 def test_no_stack_is_started_whose_worker_never_would(
