@@ -266,6 +266,10 @@ class Ledger:
             yield page
             after = page[-1].job.id
 
+    def bound_for(self, rows: Sequence[JobRow | RejectionRow]) -> dict[JobRow | RejectionRow, JobState]:
+        """Of records to be sent again, the jobs that no worker would run, each with the state that alone it could come to."""
+        return self._run(queries.bound_for, rows)
+
     def is_cancelled(self, tenant: str, batch_id: str) -> bool:
         """Whether a cancel of the batch has come: what is sent under it ends as cancelled."""
         return self._run(queries.is_cancelled, tenant, batch_id)

@@ -22,6 +22,7 @@ from headrace.ledger.rows import (
     StoredResult,
     TierBacklog,
 )
+from headrace.ledger.staging import columns
 from headrace.schemas import JobState
 
 PAGE = 1000
@@ -102,11 +103,13 @@ def _result(
 
 
 # Cancels and deadlines as workers find them when they look a job up, cancels first.
+_BOUND_FOR = f"""
+CASE WHEN {IS_CANCELLED} THEN {JobState.CANCELLED.code}
+     WHEN coalesce(deadline, expires_at) <= now() THEN {JobState.EXPIRED.code} END
+"""
 _ENDED = f"""
 SELECT id, tenant, tier, content_sha, src_topic, src_partition, src_offset, submitted_at, pool, job_id, batch_id,
-       custom_id, model, deadline, run,
-       CASE WHEN {IS_CANCELLED.format(job="jobs")} THEN {JobState.CANCELLED.code}
-            WHEN coalesce(deadline, expires_at) <= now() THEN {JobState.EXPIRED.code} END AS bound_for
+       custom_id, model, deadline, run, {_BOUND_FOR.format(job="jobs")} AS bound_for
 FROM jobs LEFT JOIN batches USING (tenant, batch_id)
 WHERE tenant = %s AND batch_id = %s AND id > %s AND state = ANY(%s) ORDER BY id LIMIT %s
 """
@@ -124,6 +127,24 @@ def ended_page(
 
 def _ended(*, bound_for: int | None, **columns: object) -> EndedJob:
     return EndedJob(JobRow(**columns), None if bound_for is None else STATES[bound_for])  # type: ignore[arg-type]
+
+
+_SENT_BOUND_FOR = f"""
+SELECT {_BOUND_FOR.format(job="sent")}
+FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::timestamptz[])
+    WITH ORDINALITY AS sent (id, tenant, batch_id, deadline, place) LEFT JOIN batches USING (tenant, batch_id)
+ORDER BY place
+"""
+
+
+def bound_for(cursor: Rows, rows: Sequence[JobRow | RejectionRow]) -> dict[JobRow | RejectionRow, JobState]:
+    """The jobs among the rows that could only end so, each with its state. They need not be in the table."""
+    jobs = [row for row in rows if isinstance(row, JobRow)]
+    if not jobs:
+        return {}
+    asked = columns((job.id, job.tenant, job.batch_id, job.deadline) for job in jobs)
+    states = [code for (code,) in cursor.execute(_SENT_BOUND_FOR, asked)]
+    return {job: STATES[code] for job, code in zip(jobs, states, strict=True) if code is not None}
 
 
 def is_cancelled(cursor: Rows, tenant: str, batch_id: str) -> bool:

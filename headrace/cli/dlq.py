@@ -1,7 +1,7 @@
 """`headrace dlq`: dead letters, looked at, sent back or put away."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +9,7 @@ import typer
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
+from headrace.cli.left_out import LeftOut
 from headrace.cli.output import Json, count, emit, fields, note, table
 
 if TYPE_CHECKING:
@@ -54,6 +55,16 @@ class Case:
     def last(self) -> "DeadLetter":
         """The letter that stands for the case."""
         return self.letters[-1]
+
+
+@dataclass(slots=True)
+class SentBack:
+    """What became of the cases that were to be sent back."""
+
+    sent: int = 0
+    passed_over: int = 0
+    """Their jobs have been run again since."""
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 @group.command("list")
@@ -110,20 +121,34 @@ def replay(
 ) -> None:
     """Send dead letters back to the topic they came from, as the next run of their jobs.
 
-    The bytes are those that came. Jobs that have been run again since are left alone.
+    The bytes are those that came. Jobs that have been run again since are left alone. Deadlines and cancels still hold: the
+    letter of a job that is cancelled, or whose deadline or its batch's has passed, stays as it is, since the job could only end
+    as cancelled or expired. The others are sent, and the command says so and ends with 3.
     """
     settings = context.load_settings()
     with context.open_ledger(settings) as ledger:
         chosen, settled = _choose(settings, ledger, letters, batch, code, every, again)
-        sent = _send_back(settings, ledger, chosen)
-    passed_over = len(chosen) - sent
+        done = _send_back(settings, ledger, chosen)
     if json:
-        emit({"replayed": sent, "passed_over": passed_over, "settled": settled})
-        return
-    for name, how in settled.items():
-        note(f"{name} was {how} already; --again sends it back all the same.")
-    passed = f", {passed_over} passed over, run again since" if passed_over else ""
-    note(f"{count(sent, 'dead letter')} sent back{passed}.")
+        emit(
+            {
+                "replayed": done.sent,
+                "passed_over": done.passed_over,
+                "settled": settled,
+                **asdict(done.left_out),
+            }
+        )
+    else:
+        for name, how in settled.items():
+            note(f"{name} was {how} already; --again sends it back all the same.")
+        passed = f", {done.passed_over} passed over, run again since" if done.passed_over else ""
+        note(f"{count(done.sent, 'dead letter')} sent back{passed}.")
+    if reasons := done.left_out.reasons():
+        raise Failure(
+            Exit.NOT_FOUND,
+            " ".join(reasons),
+            "Drop those, or submit them again, as new jobs of another batch: `headrace dlq show --value` gives what was sent.",
+        )
 
 
 @group.command()
@@ -188,8 +213,8 @@ def _choose(
     return list(chosen.values()), settled
 
 
-def _send_back(settings: "Settings", ledger: "Ledger", cases: list[Case]) -> int:
-    """Send the records back and mark their letters; returns how many were sent."""
+def _send_back(settings: "Settings", ledger: "Ledger", cases: list[Case]) -> SentBack:
+    """Send the records back whose jobs a worker would run, and mark their letters."""
     from headrace.client.repeater import Repeater
 
     foreign = [case.last.name for case in cases if case.last.source is None]
@@ -199,30 +224,41 @@ def _send_back(settings: "Settings", ledger: "Ledger", cases: list[Case]) -> int
             f"No worker wrote {', '.join(foreign)}: nothing says where it came from.",
             "Drop it, or send its bytes yourself (`headrace dlq show --value`).",
         )
+    done = SentBack()
     with Repeater(context.kafka_client(settings)) as repeater:
-        return sum(
-            _send_chunk_back(settings, ledger, repeater, cases[start : start + CHUNK])
-            for start in range(0, len(cases), CHUNK)
-        )
+        for start in range(0, len(cases), CHUNK):
+            _send_chunk_back(settings, ledger, repeater, cases[start : start + CHUNK], done)
+    return done
 
 
-def _send_chunk_back(settings: "Settings", ledger: "Ledger", repeater: "Repeater", cases: list[Case]) -> int:
+def _send_chunk_back(
+    settings: "Settings", ledger: "Ledger", repeater: "Repeater", cases: list[Case], done: SentBack
+) -> None:
     from headrace.client.readback import place_of
 
-    letters = {case.last.place: case.last for case in cases}
-    rows = []
-    for message in _read(settings, letters):
-        letter = letters[place_of(message)]
-        assert letter.source is not None
-        source = letter.source._replace(run=letter.source.run + 1)
-        row = _row(message, source)
-        if not _has_run_again(ledger, row, letter):
+    by_place = {case.last.place: case for case in cases}
+    asked = []
+    for message in _read(settings, by_place):
+        case = by_place[place_of(message)]
+        assert case.last.source is not None
+        source = case.last.source._replace(run=case.last.source.run + 1)
+        asked.append((case, message, source, _row(message, source)))
+    bound_for = ledger.bound_for([row for *_, row in asked])
+    sent, settled = [], []
+    for case, message, source, row in asked:
+        if _has_run_again(ledger, row, case.last):
+            done.passed_over += 1
+            settled.append(case)
+        elif row in bound_for:
+            done.left_out.add(case.last.name, bound_for[row])
+        else:
             repeater.send(message, source)
-            rows.append(row)
+            sent.append(row)
+            settled.append(case)
     repeater.flush()
-    ledger.reopen(rows)
-    ledger.settle(_marks(cases), "replayed")
-    return len(rows)
+    ledger.reopen(sent)
+    ledger.settle(_marks(settled), "replayed")
+    done.sent += len(sent)
 
 
 def _row(message: "Message", source: "Source") -> "JobRow | RejectionRow":

@@ -1,6 +1,6 @@
 """`headrace retry`: jobs that have ended, run again from the records they came in."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,12 +9,11 @@ from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.cli.jobs import PANEL, Tenant
+from headrace.cli.left_out import LeftOut, not_again
 from headrace.cli.output import Json, count, emit, note
 from headrace.cli.submission import about_batch
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from confluent_kafka import Message
 
     from headrace.client.repeater import Repeater
@@ -30,25 +29,16 @@ class Asked:
     sent: int = 0
     gone: "list[JobRow]" = field(default_factory=list)
     """The topic no longer has their record."""
-    cancelled: "list[UUID]" = field(default_factory=list)
-    """A cancel holds for them."""
-    expired: "list[UUID]" = field(default_factory=list)
-    """Their deadline has passed."""
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def why_not(self) -> list[str]:
         """A sentence for each reason why some do not run again."""
-        reasons = []
-        if self.cancelled:
-            why = "a cancel holds, so the next run would end as cancelled"
-            reasons.append(_not_again(len(self.cancelled), why, str(self.cancelled[0])))
-        if self.expired:
-            why = "the deadline has passed, so the next run would end as expired"
-            reasons.append(_not_again(len(self.expired), why, str(self.expired[0])))
+        reasons = self.left_out.reasons()
         if self.gone:
             first = self.gone[0]
             place = f"{first.src_topic}[{first.src_partition}] at {first.src_offset}"
             why = "the topic no longer has what was sent"
-            reasons.append(_not_again(len(self.gone), why, f"{first.id}, {place}"))
+            reasons.append(not_again(len(self.gone), why, f"{first.id}, {place}"))
         return reasons
 
 
@@ -94,8 +84,7 @@ def retry(
                 "batch_id": batch,
                 "sent_again": asked.sent,
                 "gone": [str(row.id) for row in asked.gone],
-                "cancelled": [str(id) for id in asked.cancelled],
-                "expired": [str(id) for id in asked.expired],
+                **asdict(asked.left_out),
             }
         )
     else:
@@ -110,13 +99,13 @@ def retry(
 def _run_again(settings: "Settings", ledger: "Ledger", batch: str, states: list["JobState"]) -> Asked:
     """Send the jobs again that a worker would run, and open their next run."""
     from headrace.client.repeater import Repeater
-    from headrace.schemas import JobState
 
     asked = Asked()
     with Repeater(context.kafka_client(settings)) as repeater:
         for page in ledger.ended(settings.tenant, batch, states):
-            asked.cancelled += [each.job.id for each in page if each.bound_for is JobState.CANCELLED]
-            asked.expired += [each.job.id for each in page if each.bound_for is JobState.EXPIRED]
+            for each in page:
+                if each.bound_for is not None:
+                    asked.left_out.add(str(each.job.id), each.bound_for)
             rows = [each.job for each in page if each.bound_for is None]
             found = _send_again(settings, repeater, rows)
             # After Kafka has them: a job opened for a record that never came would wait for ever. Recorder and workers
@@ -157,7 +146,3 @@ def _source(message: "Message", row: "JobRow") -> "Source | None":
         return None
     same = (envelope.id, envelope.content_sha) == (row.id, row.content_sha)
     return source if same else None
-
-
-def _not_again(jobs: int, why: str, first: str) -> str:
-    return f"{count(jobs, 'job')} cannot run again: {why} (the first: {first})."

@@ -3,7 +3,9 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import apache_kafka
 import pytest
@@ -228,7 +230,7 @@ def test_a_replayed_dead_letter_is_the_same_bytes_and_rejected_once(
     assert run("dlq", "show", names[1], "--value").stdout == "{no json 1"
 
     replayed = json.loads(run("dlq", "replay", names[0], "--json").stdout)
-    assert replayed == {"replayed": 1, "passed_over": 0, "settled": {}}
+    assert replayed == {"replayed": 1, "passed_over": 0, "settled": {}, "cancelled": [], "expired": []}
     letters = line.dead_letters(4)
     line.wait_for(
         lambda: line.query("SELECT count(*) FROM rejections WHERE run = 2 AND NOT reopened") == [(1,)]
@@ -268,7 +270,7 @@ def test_a_replayed_engine_killer_gets_a_fresh_run(line: Pipeline, run: Run, tmp
         assert "0 dead letters" in told
     # Asked for all the same, it is seen to be of a run that is over.
     again = json.loads(run("dlq", "replay", name, "--again", "--json").stdout)
-    assert again == {"replayed": 0, "passed_over": 1, "settled": {}}
+    assert (again["replayed"], again["passed_over"], again["settled"]) == (0, 1, {})
 
 
 def test_a_letter_is_sent_back_twice_only_where_that_is_asked_for(line: Pipeline, run: Run) -> None:
@@ -280,6 +282,52 @@ def test_a_letter_is_sent_back_twice_only_where_that_is_asked_for(line: Pipeline
     told = [json.loads(run("dlq", "replay", name, *more, "--json").stdout) for more in ((), (), ("--again",))]
     assert [each["replayed"] for each in told] == [1, 0, 1]
     assert [each["settled"] for each in told] == [{}, {name: "replayed"}, {}]
+
+
+def test_letters_of_jobs_that_would_end_as_cancelled_or_expired_are_left_and_the_others_sent(
+    line: Pipeline, recorder: None, run: Run
+) -> None:
+    cancelled, again = (line.submit("fail:internal_error", batch_id="b") for _ in range(2))
+    late = line.submit("fail:internal_error", batch_id="late")
+    line.start_worker()
+    line.wait_terminal(3)
+    letters = {UUID(json.loads(message.value())["job_id"]): message for message in line.dead_letters(3)}
+    name = {id: f"{letter.partition()}:{letter.offset()}" for id, letter in letters.items()}
+    line.control(CancelJob(id=cancelled))
+    line.control(BatchOpened(batch_id="late", expires_at=datetime(2020, 1, 1, tzinfo=UTC)))
+    line.wait_for(lambda: line.query("SELECT count(*) FROM cancels") == [(1,)])
+    line.wait_for(lambda: line.query("SELECT count(*) FROM batches WHERE expires_at < now()") == [(1,)])
+
+    result = run("dlq", "replay", "--every")
+    assert result.exit_code == Exit.NOT_FOUND
+    told = " ".join(result.output.split())
+    assert "1 dead letter sent back." in told
+    assert (
+        "1 job cannot run again: a cancel holds, so the next run would end as cancelled"
+        f" (the first: {name[cancelled]})." in told
+    )
+    assert (
+        "1 job cannot run again: the deadline has passed, so the next run would end as expired"
+        f" (the first: {name[late]})." in told
+    )
+    assert "`headrace dlq show --value` gives what was sent" in told
+    line.dead_letters(4)
+    line.wait_for(lambda: dict(line.query("SELECT id, run FROM jobs")) == {cancelled: 1, again: 2, late: 1})
+    assert line.states() == {"failed": 3}
+
+    asked = name[cancelled], name[late], name[again]  # the last is dealt with
+    result = run("dlq", "replay", *asked, "--json")
+    assert result.exit_code == Exit.NOT_FOUND
+    assert json.loads(result.stdout) == {
+        "replayed": 0,
+        "passed_over": 0,
+        "settled": {name[again]: "replayed"},
+        "cancelled": [name[cancelled]],
+        "expired": [name[late]],
+    }
+    listed = {each["letter"] for each in json.loads(run("dlq", "list", "--json").stdout)}
+    assert {name[cancelled], name[late]} < listed
+    assert name[again] not in listed
 
 
 @pytest.mark.parametrize("command", ["show", "replay", "drop"])

@@ -178,6 +178,9 @@ def test_an_ended_job_tells_what_alone_its_next_run_could_come_to(
     (page,) = ledger.ended("acme", "b1", [JobState.SUCCEEDED])
     told = {each.job.id: each.bound_for for each in page}
     assert told == {row.id: bound_for, other.id: None}
+    # The same is told of records that are yet to come, and nothing of those that are no jobs.
+    assert ledger.bound_for([other, row, rejection()]) == ({row: bound_for} if bound_for else {})
+    assert ledger.bound_for([rejection()]) == {}
 
 
 def test_a_settled_letter_stays_as_it_was_settled(ledger: Ledger) -> None:
