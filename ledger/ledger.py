@@ -293,7 +293,7 @@ class Ledger:
     # --- dead letters ------------------------------------------------------------------------------------------
 
     def settle(self, dead: Collection[Letter], how: str) -> None:
-        """Note that these dead letters are dealt with: `replayed` or `dropped`."""
+        """Note that these dead letters are dealt with: `replayed` or `dropped`. A dropped one may still be replayed."""
         if dead:
             self._run(letters.settle, dead, how)
 

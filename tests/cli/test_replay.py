@@ -284,6 +284,25 @@ def test_a_letter_is_sent_back_twice_only_where_that_is_asked_for(line: Pipeline
     assert [each["settled"] for each in told] == [{}, {name: "replayed"}, {}]
 
 
+def test_a_dropped_letter_that_is_sent_back_after_all_is_listed_as_replayed(line: Pipeline, run: Run) -> None:
+    line.send(b"{no json")
+    line.flush()
+    line.start_worker()
+    (letter,) = line.dead_letters(1)
+    name = f"{letter.partition()}:{letter.offset()}"
+
+    def listed_as() -> object:
+        listed = json.loads(run("dlq", "list", "--all", "--json").stdout)
+        return {each["letter"]: each["settled"] for each in listed}[name]
+
+    run("dlq", "drop", name)
+    assert "0 dead letters sent back." in run("dlq", "replay", name).output
+    assert listed_as() == "dropped"
+    assert "1 dead letter sent back." in run("dlq", "replay", name, "--again").output
+    assert listed_as() == "replayed"
+    assert f"{name} was replayed already; --again sends it back" in run("dlq", "replay", name).output
+
+
 def test_letters_of_jobs_that_would_end_as_cancelled_or_expired_are_left_and_the_others_sent(
     line: Pipeline, recorder: None, run: Run
 ) -> None:

@@ -183,10 +183,12 @@ def test_an_ended_job_tells_what_alone_its_next_run_could_come_to(
     assert ledger.bound_for([rejection()]) == {}
 
 
-def test_a_settled_letter_stays_as_it_was_settled(ledger: Ledger) -> None:
+def test_a_letter_that_was_sent_back_stays_so_and_a_dropped_one_may_be_sent_back(ledger: Ledger) -> None:
     letter = Letter("dead", 0, 7, datetime.now(UTC))
     made_again = replace(letter, written_at=letter.written_at + timedelta(days=1))
     ledger.settle([letter], "replayed")
     ledger.settle([letter, made_again], "dropped")
     assert ledger.settled("dead") == {letter: "replayed", made_again: "dropped"}
     assert ledger.settled("other") == {}
+    ledger.settle([made_again], "replayed")
+    assert ledger.settled("dead") == {letter: "replayed", made_again: "replayed"}
