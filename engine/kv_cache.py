@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from headrace.engine.numerics import FAST, Numerics
-from headrace.kernels.decode_attention import Splits, decode_attention
+from headrace.kernels.decode_attention import Splits, decode_attention, split_keys
 from headrace.kernels.prefill_attention import prefill_attention
+from headrace.kernels.prefill_hopper import hopper_tiles
+from headrace.kernels.query_tiles import QueryTiles
 from headrace.kernels.rope_cache import rope_and_cache
 from headrace.kernels.shared_prefix import SharedPrefixes
 
@@ -72,9 +74,8 @@ class StepContext:
 
     slot_mapping: [T] int64, where each token's K and V go (block * block_size + offset; -1: nowhere).
     slots: [R] int32, each row's line of ``block_tables`` [S, M] int32. query_start: [R + 1] int32.
-    context_lens: [R] int32, keys in all, this step's included. mean_prefill_keys: how many keys a query of a prefill
-    chunk sees on average. shared: prefixes that decode rows share, if any. splits: of the keys of decode rows, where a
-    kernel reads them. numerics: the variant of attention.
+    context_lens: [R] int32, keys in all, this step's included. shared: prefixes that decode rows share, if any.
+    numerics: the variant of attention.
     """
 
     kv: KVCache
@@ -89,22 +90,28 @@ class StepContext:
     num_kv_heads: int
     head_dim: int
     scale: float
-    mean_prefill_keys: float = 0.0
     shared: SharedPrefixes | None = None
-    splits: Splits | None = None
     numerics: Numerics = FAST
     _decodes: Rows | None = field(init=False, default=None)
     _prefills: Rows | None = field(init=False, default=None)
+    _splits: Splits | None = field(init=False, default=None)
+    _tiles: QueryTiles | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Part the rows by the kernel that they take, once for all layers."""
-        n = (
-            0 if self.numerics.batch_invariant else self.num_decodes
-        )  # a decode is then a prefill of one token
+        """Part the rows by the kernel that they take, and cut their keys or queries for it, once for all layers."""
+        invariant = self.numerics.batch_invariant
+        n = 0 if invariant else self.num_decodes  # a decode is then a prefill of one token
         if n:
             self._decodes = Rows(self.slots[:n], self.query_start[: n + 1], self.context_lens[:n])
+            self._splits = split_keys(
+                self._decodes.slots, self._decodes.context_lens, self.max_context_len, self.num_kv_heads,
+                self.kv.arena.itemsize, self.shared,
+            )  # fmt: skip
         if len(self.slots) > n:
             self._prefills = Rows(self.slots[n:], self.query_start[n:] - n, self.context_lens[n:])
+            if not invariant:
+                tokens = len(self.slot_mapping) - n
+                self._tiles = hopper_tiles(*self._prefills, tokens, self.num_heads, self.kv.layers[0][0])
 
     def attend(
         self,
@@ -128,11 +135,11 @@ class StepContext:
             n = rows.slots.shape[0]
             decode_attention(
                 q[:n], k_cache, v_cache, self.block_tables, rows.slots, rows.context_lens, self.max_context_len,
-                self.scale, out=out[:n], shared=self.shared, splits=self.splits,
+                self.scale, out=out[:n], shared=self.shared, splits=self._splits,
             )  # fmt: skip
         if (rows := self._prefills) is not None:
             prefill_attention(
                 q[n:], k_cache, v_cache, self.block_tables, rows.slots, rows.query_start, rows.context_lens, self.scale,
-                self.mean_prefill_keys, out=out[n:], batch_invariant=self.numerics.batch_invariant,
+                out[n:], self._tiles, batch_invariant=self.numerics.batch_invariant,
             )  # fmt: skip
         return out.flatten(1)

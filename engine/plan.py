@@ -100,13 +100,6 @@ class StepPlan:
         return int(self.group_rows @ self.group_keys.astype(np.int64))
 
     @property
-    def mean_prefill_keys(self) -> float:
-        """How many keys a query token of a prefill row sees on average; 0 where no row prefills."""
-        queries = self.query_lens[self.num_decodes :]
-        seen = queries * (self.starts[self.num_decodes :] + queries / 2)
-        return float(seen.sum() / max(queries.sum(), 1))
-
-    @property
     def max_context_len(self) -> int:
         """The most keys that any row attends to."""
         return int((self.starts + self.query_lens).max())

@@ -20,7 +20,6 @@ from headrace.engine.plan import Ints, SamplingRows, StepPlan
 from headrace.engine.prefix_tiles import prefix_tiles
 from headrace.engine.prompt_reading import Read, pack_logprobs, read_prompts
 from headrace.engine.staging import Staging
-from headrace.kernels.decode_attention import split_keys
 from headrace.kernels.logprobs import logprobs
 from headrace.kernels.mask_logits import mask_logits
 from headrace.kernels.sample import sample
@@ -50,7 +49,6 @@ class StepShape:
 
     num_decodes: int
     max_context_len: int
-    mean_prefill_keys: float = 0.0
 
 
 class ModelRunner:
@@ -96,7 +94,7 @@ class ModelRunner:
         shared = None
         if len(plan.group_start):
             shared = SharedPrefixes(*self.staging.upload(prefix_tiles(plan, self.rows_per_tile)))
-        shape = StepShape(plan.num_decodes, plan.max_context_len, plan.mean_prefill_keys)
+        shape = StepShape(plan.num_decodes, plan.max_context_len)
         hidden = self.forward(token_ids, starts_of, slots, starts, context_lens, shape, shared)
         return self.finish(hidden, query_start[plan.sample_rows + 1] - 1, plan)
 
@@ -145,16 +143,7 @@ class ModelRunner:
             self.kv.block_size,
             self.token_pages,
         )
-        config, numerics = self.model.config, self.model.numerics
-        n = 0 if numerics.batch_invariant else shape.num_decodes  # decodes are prefills of one token then
-        splits = split_keys(
-            slots[:n],
-            context_lens[:n],
-            shape.max_context_len,
-            config.num_kv_heads,
-            self.kv.arena.itemsize,
-            shared,
-        )
+        config = self.model.config
         context = StepContext(
             kv=self.kv,
             slot_mapping=slot_mapping,
@@ -164,14 +153,12 @@ class ModelRunner:
             context_lens=context_lens,
             num_decodes=shape.num_decodes,
             max_context_len=shape.max_context_len,
-            mean_prefill_keys=shape.mean_prefill_keys,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
             shared=shared,
-            splits=splits,
-            numerics=numerics,
+            numerics=self.model.numerics,
         )
         return self.model.forward(ids, positions, context)
 

@@ -73,9 +73,6 @@ def _kinds(runner: ModelRunner) -> Iterator[StepPlan]:
     for lens in ([long], [1, long], [1, 1, 2], [2, 3], [1]):
         if len(lens) <= runner.max_slots:
             yield _plan(lens)
-    yield _plan(
-        [min(2, room)], starts=max(min(2000, room - 2), 0)
-    )  # long contexts have a kernel of their own
     block = runner.kv.block_size
     yield _plan([1] * min(4, runner.max_slots), starts=min(2 * block, room) - 1, shared=block)
     for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)):

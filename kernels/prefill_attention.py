@@ -19,12 +19,10 @@ from torch.nn import functional as F
 
 from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, next_power_of_2, use_triton
 from headrace.kernels.paged import gather_pages
-from headrace.kernels.prefill_hopper import prefill_hopper, suits
+from headrace.kernels.prefill_hopper import hopper_tiles, prefill_hopper
+from headrace.kernels.query_tiles import QueryTiles
 
 _LOG2_E = 1.4426950408889634
-_LONG = 400
-"""Keys that a query sees on average from which on prefill_hopper is the faster one. On an H200, 32/8 heads of 128: 30%
-faster at 4,000, 20% at 900; 13% slower at 250."""
 
 
 @triton.jit
@@ -210,15 +208,15 @@ def prefill_attention(
     query_start: Tensor,
     context_lens: Tensor,
     scale: float,
-    mean_keys: float = 0.0,
     out: Tensor | None = None,
+    tiles: QueryTiles | None = None,
     *,
     batch_invariant: bool = False,
 ) -> Tensor:
     """Attend from every query token to the keys at or before its position. Shapes as in the module's docstring.
 
-    block_tables: [S, M] int32. slots, context_lens: [R] int32. query_start: [R + 1] int32. mean_keys: how
-    many keys a query sees on average; it chooses the kernel. batch_invariant: a query's bits depend on its position
+    block_tables: [S, M] int32. slots, context_lens: [R] int32. query_start: [R + 1] int32. tiles: of these rows by
+    hopper_tiles, which is called for them if they are not given. batch_invariant: a query's bits depend on its position
     and its keys alone: not on the queries beside it, nor on how many of the keys are its own row's of this step; rows
     without keys get zeros. Returns out [T, Hq, D], made if not given.
     """
@@ -239,8 +237,10 @@ def prefill_attention(
     check(k_cache[0].is_contiguous() and k_cache.stride() == v_cache.stride(), "the caches must match")
     if tokens == 0:
         return out
-    if mean_keys >= _LONG and not batch_invariant and suits(q, k_cache):
-        return prefill_hopper(q, k_cache, v_cache, block_tables, slots, query_start, context_lens, scale, out)
+    if not batch_invariant and q.dtype == k_cache.dtype:
+        tiles = tiles or hopper_tiles(slots, query_start, context_lens, tokens, num_heads, k_cache)
+        if tiles is not None:
+            return prefill_hopper(q, k_cache, v_cache, block_tables, tiles, scale, out)
     tile = _tile(q.itemsize)
     group = num_heads // kv_heads
     grid = (kv_heads, tokens // (tile.pairs // group) + slots.shape[0])

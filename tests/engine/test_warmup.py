@@ -29,11 +29,19 @@ OPTIONS = [
 @pytest.fixture
 def met(monkeypatch, replays):
     """The launchers' view of an H200, at least as far as it chooses kernels."""
-    for kernel in ("decode_attention", "shared_prefix", "edit_logits", "swiglu", "swiglu_hopper"):
+    kernels = (
+        "decode_attention",
+        "shared_prefix",
+        "edit_logits",
+        "prefill_hopper",
+        "swiglu",
+        "swiglu_hopper",
+    )
+    for kernel in kernels:
         monkeypatch.setattr(f"headrace.kernels.{kernel}.multiprocessors", lambda device: MULTIPROCESSORS)
     monkeypatch.setattr(
-        "headrace.kernels.prefill_attention.suits",
-        lambda q, k: q.dtype == torch.bfloat16 and k.shape[2] == PAGE and k.shape[3] in (64, 128),
+        "headrace.kernels.prefill_hopper.suits",
+        lambda k: k.dtype == torch.bfloat16 and k.shape[2] == PAGE and k.shape[3] in (64, 128),
     )
     for module in ("headrace.engine.warmup", "headrace.kernels.swiglu"):
         monkeypatch.setattr(f"{module}.suits", lambda x, weight: x.dtype == torch.bfloat16)

@@ -10,6 +10,7 @@ import torch
 from kernel_cases import PagedRows, assert_near, edit_table, paged_rows, strided_rows
 from torch import Tensor
 
+from headrace.kernels import prefill_attention as prefill_module
 from headrace.kernels.decode_attention import decode_attention, decode_attention_reference, split_keys
 from headrace.kernels.dispatch import INTERPRETED, multiprocessors
 from headrace.kernels.edit_logits import edit_logits, edit_logits_reference
@@ -17,6 +18,8 @@ from headrace.kernels.logprobs import logprobs, logprobs_reference
 from headrace.kernels.mask_logits import mask_logits, mask_logits_reference
 from headrace.kernels.matmul import matmul, matmul_reference
 from headrace.kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from headrace.kernels.prefill_hopper import hopper_tiles
+from headrace.kernels.query_tiles import tile_queries
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
 from headrace.kernels.sample import filtered_reference, sample, sample_reference
@@ -186,20 +189,23 @@ PREFILLS = {
 }
 
 
-# Keys that a query sees on average, as the caller says: it chooses between two kernels on a GPU.
-SHORT, LONG = 0.0, 1e6
+@pytest.fixture(params=["any GPU", pytest.param("Hopper", marks=on_gpu_only)])
+def prefill_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """prefill_attention with the kernel for any GPU, or with the one that it chooses on a Hopper GPU."""
+    if request.param == "any GPU":
+        monkeypatch.setattr(prefill_module, "hopper_tiles", lambda *_: None)
 
 
 @each_dtype
 @pytest.mark.parametrize("lengths", PREFILLS.values(), ids=PREFILLS.keys())
 @pytest.mark.parametrize("heads", GROUPED_HEADS, ids=str)
-@pytest.mark.parametrize("mean_keys", [SHORT, LONG] if ON_GPU else [SHORT])
+@pytest.mark.usefixtures("prefill_kernel")
 def test_prefill_attention_agrees_with_its_reference(
-    lengths: list[tuple[int, int]], heads: tuple[int, int, int], mean_keys: float, dtype: torch.dtype
+    lengths: list[tuple[int, int]], heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     rows = paged_rows(lengths, heads, dtype=dtype, device=DEVICE)
     out = torch.full_like(rows.q, float("nan"))
-    prefill_attention(*rows.prefill_arguments(), mean_keys, out=out)
+    prefill_attention(*rows.prefill_arguments(), out)
     assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
 
 
@@ -211,7 +217,7 @@ def test_batch_invariant_prefill_gives_a_query_the_same_bits_in_any_chunks(
 ) -> None:
     length = 2000 if ON_GPU else 150
     rows = paged_rows([(length, length), (0, 0)], heads, dtype=dtype, device=DEVICE)
-    whole = prefill_attention(*rows.prefill_arguments(), LONG, batch_invariant=True)
+    whole = prefill_attention(*rows.prefill_arguments(), batch_invariant=True)
     assert_near(whole, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
     for start, end in ((0, 1), (0, 31), (31, 32), (64, 65), (65, 149), (100, length), (length - 1, length)):
         part = prefill_attention(
@@ -239,8 +245,45 @@ def test_prefill_attention_agrees_with_its_reference_over_many_tiles_of_keys(
     lengths = [(200, 2000), (1, 1), (513, 513), (1300, 1300), (33, 3000)]
     rows = paged_rows(lengths, heads, dtype=torch.bfloat16, device=DEVICE)
     out = torch.full_like(rows.q, float("nan"))
-    prefill_attention(*rows.prefill_arguments(), LONG, out=out)
+    prefill_attention(*rows.prefill_arguments(), out)
     assert_near(out, prefill_attention_reference(*rows.in_fp32().prefill_arguments()))
+
+
+@on_gpu_only
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128), (7, 1, 128)], ids=str)
+def test_a_step_s_tiles_of_many_prefill_rows_serve_one_layer_after_another(
+    heads: tuple[int, int, int],
+) -> None:
+    lengths = [(queries, queries + 5 * row) for row, queries in enumerate([*range(1, 700, 7), 0, 3000])]
+    rows = paged_rows(lengths, heads, dtype=torch.bfloat16, device=DEVICE)
+    expected = prefill_attention_reference(*rows.in_fp32().prefill_arguments())
+    tiles = hopper_tiles(rows.slots, rows.query_start, rows.context_lens, len(rows.q), heads[0], rows.k_cache)
+    first = prefill_attention(*rows.prefill_arguments(), tiles=tiles)
+    assert_near(first, expected)
+    for _ in range(20):  # programs draw their work: it falls to others each time
+        out = torch.full_like(rows.q, float("nan"))
+        assert torch.equal(prefill_attention(*rows.prefill_arguments(), out, tiles), first)
+        assert tiles is None or not tiles.progress[1]
+
+
+@pytest.mark.parametrize("tile_tokens", [32, 18, 128])
+@pytest.mark.parametrize("lengths", [
+    [(1, 1)], [(0, 0), (128, 128), (129, 1000), (0, 0)], [(0, 0)], [(n % 80, n % 80 + n) for n in range(300)], [(9000, 70_000)],
+], ids=["one token", "edges", "nothing", "many rows", "many tiles"])  # fmt: skip
+def test_prefill_s_tiles_have_every_query_token_once(
+    lengths: list[tuple[int, int]], tile_tokens: int
+) -> None:
+    queries, contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE).T.contiguous()
+    starts = torch.cat((queries.new_zeros(1), queries.cumsum(0))).int()
+    slots = torch.randperm(len(lengths)).int().to(DEVICE)
+    tiles = tile_queries(slots, starts, contexts, int(starts[-1]), tile_tokens)
+    expected = [
+        [start + at, query_len - at, context - query_len + at, slot]
+        for start, (query_len, context), slot in zip(starts.tolist(), lengths, slots.tolist(), strict=False)
+        for at in range(0, query_len, tile_tokens)
+    ]
+    assert tiles.progress.tolist() == [len(expected), 0]
+    assert tiles.table[: len(expected)].tolist() == expected
 
 
 @each_dtype
@@ -641,8 +684,9 @@ def test_attention_reads_distant_blocks_and_new_keys_and_values_get_there(distan
     expected = decode_attention_reference(*rows.in_fp32().decode_arguments())
     move_blocks_behind(distance, rows)
     assert_near(decode_attention(*rows.decode_arguments()[:-1], 100, rows.scale), expected)
-    for mean_keys in (SHORT, LONG):
-        assert_near(prefill_attention(*rows.prefill_arguments(), mean_keys), expected)
+    for batch_invariant in (False, True):
+        attended = prefill_attention(*rows.prefill_arguments(), batch_invariant=batch_invariant)
+        assert_near(attended, expected)
 
     qkv = randn(1, 24 * 128, dtype=DTYPES[0])
     mapping = torch.tensor([len(rows.k_cache) * 32 - 1], device=DEVICE)

@@ -18,6 +18,7 @@ from headrace.kernels.mask_logits import mask_logits
 from headrace.kernels.matmul import matmul
 from headrace.kernels.prefill_attention import prefill_attention
 from headrace.kernels.prefill_hopper import prefill_hopper, suits
+from headrace.kernels.query_tiles import tile_queries
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm
 from headrace.kernels.rope_cache import rope_and_cache
 from headrace.kernels.sample import sample
@@ -95,21 +96,24 @@ def test_batch_invariant_products_and_attention_compile_to_hopper_s_matrix_produ
     with compiled_not_run(monkeypatch) as compiled:
         matmul(x, weight)
         matmul(x, weight, weight[:, 0].contiguous())
-        prefill_attention(*rows.prefill_arguments(), 1e6, batch_invariant=True)
+        prefill_attention(*rows.prefill_arguments(), batch_invariant=True)
     assert len(compiled) == 3
     assert all("wgmma" in kernel.asm["ptx"] for kernel in compiled)
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
-def test_prefill_attention_of_long_contexts_compiles_with_its_products_in_flight(
+def test_hopper_s_prefill_attention_compiles_with_its_products_in_flight(
     monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int]
 ) -> None:
     rows = paged_rows([(70, 100), (5, 5)], heads, dtype=BF16)
     with compiled_not_run(monkeypatch) as compiled:
-        prefill_hopper(*rows.prefill_arguments(), out=torch.empty_like(rows.q))
-    assert len(compiled) == 1
+        tiles = tile_queries(rows.slots, rows.query_start, rows.context_lens, len(rows.q), 32)
+        prefill_hopper(
+            rows.q, rows.k_cache, rows.v_cache, rows.block_tables, tiles, rows.scale, torch.empty_like(rows.q)
+        )
+    assert len(compiled) == 2
     # The products with V are still running while the scores before them are weighed.
-    assert "wgmma.wait_group.sync.aligned 4" in compiled[0].asm["ptx"]
+    assert "wgmma.wait_group.sync.aligned 4" in compiled[1].asm["ptx"]
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
@@ -173,7 +177,7 @@ def test_the_largest_tiles_fit_an_ada_card_and_need_no_hopper_instructions(
     x, none = torch.ones(3, 1024, dtype=dtype), torch.zeros(8, dtype=torch.int32)
     shared = SharedPrefixes(none[:2], none[:1], none, none, none)
     with compiled_not_run(monkeypatch, ADA) as compiled:
-        prefill_attention(*chunk.prefill_arguments(), 1e6)
+        prefill_attention(*chunk.prefill_arguments())
         prefill_attention(*chunk.prefill_arguments(), batch_invariant=True)
         decode_attention(*decodes.decode_arguments()[:-1], 8192, decodes.scale, shared=shared)
         matmul(x, x)
@@ -192,15 +196,17 @@ def test_only_hopper_gets_the_kernels_that_are_written_for_it(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     request.addfinalizer(is_hopper.cache_clear)
     is_hopper.cache_clear()
-    q = SimpleNamespace(device=torch.device("cuda:0"), dtype=BF16)
-    assert suits(q, torch.empty(2, 8, 32, 128, dtype=BF16)) == chosen
-    assert not suits(q, torch.empty(2, 8, 16, 128, dtype=BF16))
-    assert not suits(q, torch.empty(2, 8, 32, 96, dtype=BF16))
-    assert not suits(q, torch.empty(2, 8, 32, 128))
+
+    def on_gpu(*shape: int, dtype: torch.dtype = BF16, **methods: object) -> SimpleNamespace:
+        return SimpleNamespace(device=torch.device("cuda:0"), shape=shape, dtype=dtype, **methods)
+
+    assert suits(on_gpu(2, 8, 32, 128)) == chosen
+    assert not suits(on_gpu(2, 8, 16, 128))
+    assert not suits(on_gpu(2, 8, 32, 96))
+    assert not suits(on_gpu(2, 8, 32, 128, dtype=torch.float32))
 
     def rows_of(width: int, stride: tuple[int, int], offset: int = 0) -> SimpleNamespace:
-        methods = {"stride": lambda dim: stride[dim], "storage_offset": lambda: offset}
-        return SimpleNamespace(**vars(q), shape=(3, width), **methods)
+        return on_gpu(3, width, stride=lambda dim: stride[dim], storage_offset=lambda: offset)
 
     x, weight = rows_of(128, (128, 1)), torch.empty(32, 128, dtype=BF16)
     assert swiglu_suits(x, weight) == chosen
