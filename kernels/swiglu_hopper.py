@@ -34,9 +34,7 @@ _ROWS = gl.constexpr(128)  # of a tile
 _COLUMNS = gl.constexpr(64)  # of half a tile
 _TERMS = gl.constexpr(64)  # of a place in the ring
 _STAGES = gl.constexpr(4)  # places in the ring
-_TOGETHER = gl.constexpr(
-    16
-)  # row tiles that go through the columns together: they find the weights in the cache
+_TOGETHER = gl.constexpr(16)  # row tiles that go through the columns together, with the weights in the cache
 
 
 @gluon.jit
