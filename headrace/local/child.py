@@ -69,11 +69,29 @@ def stop_process(process: psutil.Process, grace_s: float, how: int = signal.SIGT
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [*process.children(recursive=True), process]
         process.send_signal(how)
-        _, alive = psutil.wait_procs(family, timeout=grace_s)
-        for left in alive:
+        for left in _still_running(family, grace_s):
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
-        psutil.wait_procs(alive, timeout=5)
+        _still_running(family, 5.0)
+
+
+def _still_running(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait for them to end; those that have not when the time runs out.
+
+    One that has ended and was not reaped has ended: an orphan's new parent takes its time, or never does it (in a container
+    whose first process is no init).
+    """
+    end = time.monotonic() + timeout_s
+    while (running := [each for each in processes if _runs(each)]) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return running
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass(slots=True)
@@ -145,6 +163,7 @@ class Child:
         """Stop it, by force after ``grace_s``. Idempotent."""
         if self.popen.poll() is None:
             stop_process(self.popen, self.grace_s, self.stop_signal)
+            self.popen.poll()  # reaps it
 
     def _failed(self, what: str) -> ChildFailed:
         lines = self.log.read_text(errors="replace").strip().splitlines()

@@ -5,12 +5,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event, Thread, Timer
 
 import psutil
 import pytest
 
-from headrace.local.child import Child, Identity
+from headrace.local.child import Child, Identity, stop_process
 from headrace.local.errors import ChildFailed, Interrupted
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
@@ -80,6 +80,18 @@ def test_force_takes_the_childs_own_children_along(started: list[Child], tmp_pat
     grandchild = psutil.Process(int(child.log.read_text().split()[0]))
     child.stop()
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_has_ended_and_nobody_reaps_is_not_waited_for(started: list[Child], tmp_path: Path) -> None:
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', '']).pid, flush=True)\n"
+    child = start(started, tmp_path, code + SLEEP)
+    child.wait_until(lambda: "up" in child.log.read_text(), Event(), timeout_s=120)
+    ended = psutil.Process(int(child.log.read_text().split()[0]))
+    child.wait_until(lambda: ended.status() == psutil.STATUS_ZOMBIE, Event(), timeout_s=120)
+    stopping = Thread(target=stop_process, args=(ended, 600.0), daemon=True)
+    stopping.start()
+    stopping.join(120)
+    assert not stopping.is_alive()
 
 
 def test_an_identity_finds_its_process_and_no_other() -> None:
