@@ -139,7 +139,8 @@ def status(
 ) -> None:
     """Show how far a batch is, or where a job stands.
 
-    Where jobs wait since the worker behind HEADRACE_HEALTH_PORT of this machine takes none for now, it says why.
+    `running` are jobs that an engine has been given, those that wait inside it for their turn included. Where jobs wait since
+    the worker behind HEADRACE_HEALTH_PORT of this machine takes none for now, it says why.
     """
     settings = context.load_settings(tenant=tenant)
     with context.open_ledger(settings) as ledger:
@@ -312,7 +313,7 @@ def show_batch(batch: "BatchProgress") -> None:
             "cancelled": batch.cancelled or None,
             "expired": batch.expired or None,
             "rejected": batch.rejected or None,
-            "running": batch.running,
+            "running": f"{batch.running} (in an engine, or waiting inside it)" if batch.running else 0,
             "queued": batch.queued,
             "tokens": f"{batch.prompt_tokens} prompt ({batch.cached_tokens} cached), {batch.completion_tokens} completion",
             "opened": batch.opened_at,

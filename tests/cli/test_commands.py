@@ -30,6 +30,7 @@ from headrace.client import Client
 from headrace.client.announced import Announced
 from headrace.client.client import batch_named_by
 from headrace.ledger import (
+    AttemptRow,
     BatchProgress,
     BatchState,
     JobRow,
@@ -523,6 +524,13 @@ def test_a_batchs_status_is_its_counts(run: Run) -> None:
     text = run("status", "b", "--follow")
     assert text.exit_code == 0
     assert "complete, 3 of 3 ended" in text.output
+
+
+def test_a_status_says_that_what_runs_may_still_wait_inside_its_engine(run: Run, database_url: str) -> None:
+    with Ledger(database_url) as ledger:
+        ledger.begin([AttemptRow(job_row(name, number), "w") for number, name in enumerate("ab")])
+    assert "2 (in an engine, or waiting inside it)" in run("status", "b").output
+    assert json.loads(run("status", "b", "--json").stdout)["running"] == 2
 
 
 def test_a_jobs_status_is_found_by_its_id(run: Run, ended_batch: dict[str, UUID]) -> None:
