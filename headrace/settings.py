@@ -239,7 +239,7 @@ class Settings(BaseSettings):
     def _one_address(self) -> Self:
         for name in self.kafka.keys() & {"bootstrap.servers", "metadata.broker.list"}:
             raise ValueError(
-                f"{KAFKA_PREFIX}{name.upper().replace('.', '_')} is no setting: name the brokers in KAFKA_BOOTSTRAP_SERVERS"
+                f"{kafka_variable(name)} is no setting: name the brokers in KAFKA_BOOTSTRAP_SERVERS"
             )
         return self
 
@@ -274,6 +274,11 @@ def variable(field: str, *below: str | int) -> str:
     alias = Settings.model_fields[field].validation_alias
     name = alias if isinstance(alias, str) else f"{PREFIX}{field.upper()}"
     return "__".join([name, *(str(part).upper() for part in below)])
+
+
+def kafka_variable(name: str) -> str:
+    """The environment variable that sets a property of librdkafka's."""
+    return KAFKA_PREFIX + name.upper().replace(".", "_")
 
 
 def tier_variable(tier: str, knob: str) -> str:

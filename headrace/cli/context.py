@@ -111,6 +111,13 @@ def result_store(settings: "Settings") -> "Store | None":
     return None if settings.result_store is None else open_store(settings.result_store)
 
 
+def group_member(settings: "Settings") -> dict[str, str]:
+    """librdkafka's properties for a process that joins groups: what is set, above what a local stack's own broker needs."""
+    local = _running_stack(settings)
+    there = local is not None and bootstrap_servers(settings) == local.kafka_bootstrap_servers
+    return {**(local.kafka if local and there else {}), **settings.kafka}
+
+
 def kafka_client(settings: "Settings") -> dict[str, Any]:
     """librdkafka's properties for a client of one command."""
     return {"bootstrap.servers": bootstrap_servers(settings), **settings.kafka}

@@ -160,11 +160,9 @@ def _refused_property(error: BaseException) -> Failure | None:
 
 def _kafka_variable(name: str) -> str:
     """The environment variable that sets a property of librdkafka's."""
-    from headrace.settings import KAFKA_PREFIX, variable
+    from headrace.settings import kafka_variable, variable
 
-    if name == "bootstrap.servers":
-        return variable("kafka_bootstrap_servers")
-    return KAFKA_PREFIX + name.upper().replace(".", "_")
+    return variable("kafka_bootstrap_servers") if name == "bootstrap.servers" else kafka_variable(name)
 
 
 def _remedy(rule: Rule, text: str) -> str:

@@ -93,7 +93,7 @@ def recorder(json: JsonLog = False) -> None:
             context.bootstrap_servers(settings),
             context.topics(settings),
             ledger,
-            kafka=settings.kafka,
+            kafka=context.group_member(settings),
             keep=timedelta(days=settings.keep_days),
         )
         # Live while it waits for Postgres, however long: to be started anew would help nobody.
@@ -158,7 +158,7 @@ def worker_config(settings: "Settings") -> "WorkerConfig":
         bootstrap=context.bootstrap_servers(settings),
         topics=context.topics(settings),
         tiers=tiers(settings),
-        kafka=settings.kafka,
+        kafka=context.group_member(settings),
         group_protocol=settings.group_protocol,
         model_names=settings.model_names,
         max_in_flight=settings.max_in_flight,

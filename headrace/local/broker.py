@@ -12,6 +12,10 @@ from threading import Event
 from headrace.local.child import Child
 from headrace.local.errors import MissingPart
 
+# The broker keeps a group's first member waiting for half of its session timeout, of 45 s by default, and does not hear it
+# leave meanwhile: librdkafka waits 5 s for an answer.
+GROUP_MEMBER = {"session.timeout.ms": "6000"}
+
 
 def free_port() -> int:
     """A TCP port of this host that nobody listens on. The broker has to be told one: it advertises it."""

@@ -18,7 +18,7 @@ from headrace.local import broker, database
 from headrace.local.child import Child, Identity
 from headrace.local.errors import ChildFailed
 from headrace.local.state import Addresses, Record, StateDir
-from headrace.settings import Settings, child_environment
+from headrace.settings import Settings, child_environment, kafka_variable
 
 # A service that lives for less than this was not well to begin with; so many such lives in a row and we give up.
 SHORT_LIFE_S = 30.0
@@ -92,7 +92,7 @@ class Stack:
         self._serve("recorder", "recorder")
         self._serve("worker", "worker")
         self._wait_for_worker(url, others)
-        self._record.addresses = Addresses(bootstrap, url)
+        self._record.addresses = Addresses(bootstrap, url, self._group_member())
         self.state.write(self._record)
         return self._record.addresses
 
@@ -124,11 +124,12 @@ class Stack:
 
     def _for_embedded_parts(self) -> dict[str, str]:
         """Settings of the services that suit parts which live no longer than the stack."""
-        changes = {"HEADRACE_GRACE_SECONDS": str(self._grace_s())}
-        if not self._settings.kafka_bootstrap_servers:
-            # With this timeout the embedded broker lets a group's first member in after 3 s.
-            changes["HEADRACE_KAFKA_SESSION_TIMEOUT_MS"] = "6000"
-        return changes
+        kafka = {kafka_variable(name): value for name, value in self._group_member().items()}
+        return {"HEADRACE_GRACE_SECONDS": str(self._grace_s()), **kafka}
+
+    def _group_member(self) -> dict[str, str]:
+        """Kafka's properties of who joins a group at this stack's broker."""
+        return {} if self._settings.kafka_bootstrap_servers else broker.GROUP_MEMBER
 
     def _grace_s(self) -> float:
         """How long running jobs may finish: not at all where nobody could read their answers afterwards."""

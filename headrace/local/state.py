@@ -19,10 +19,14 @@ from headrace.local.errors import AlreadyRunning, StateNotKept
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the stack's parts are."""
+    """Where the stack's parts are.
+
+    kafka: librdkafka's properties of who joins a group there, where the broker is the stack's own.
+    """
 
     kafka_bootstrap_servers: str
     database_url: str
+    kafka: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

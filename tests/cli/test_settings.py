@@ -1,5 +1,6 @@
 """The environment is read in one place, and says what it means."""
 
+import os
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -8,11 +9,13 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from headrace.cli import app
+from headrace.cli import app, context
 from headrace.cli.engine import engine_config
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
 from headrace.ledger.recorder import Recorder
+from headrace.local.child import Identity
+from headrace.local.state import Addresses, Record, StateDir
 from headrace.settings import Settings, TierSettings, child_environment, variable
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +132,22 @@ def test_kafka_properties_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
     monkeypatch.setenv("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "6000")
     assert Settings().kafka == {"security.protocol": "SASL_SSL", "session.timeout.ms": "6000"}
+
+
+def test_who_joins_a_group_at_a_stacks_own_broker_takes_its_properties_below_what_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Addresses("127.0.0.1:1", "postgresql://h/d", {"session.timeout.ms": "6000"})
+    StateDir(tmp_path).write(Record(Identity.of("headrace", os.getpid()), addresses=there))
+    monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path))
+    assert context.group_member(Settings()) == {"session.timeout.ms": "6000"}
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")  # as `headrace local up` prints it
+    assert context.group_member(Settings()) == {"session.timeout.ms": "6000"}
+    monkeypatch.setenv("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "9000")
+    assert context.group_member(Settings()) == {"session.timeout.ms": "9000"}
+    monkeypatch.delenv("HEADRACE_KAFKA_SESSION_TIMEOUT_MS")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "kafka:9092")
+    assert context.group_member(Settings()) == {}
 
 
 def test_blanks_around_a_broker_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

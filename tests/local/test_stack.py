@@ -190,6 +190,7 @@ def test_a_worker_that_dies_is_started_again_and_answers_a_plain_kafka_message(
         wait_until(state.running)
         addresses = state.running()
         assert addresses is not None
+        assert addresses.kafka == broker.GROUP_MEMBER
         worker = next(child for child in state.read().children if child.name == "worker")
         psutil.Process(worker.pid).kill()
         wait_until(lambda: alive(state).count("worker") == 1 and worker.find() is None)
