@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """prefill_attention for Hopper GPUs: the same sums, each kind of work on warps of its own.
 
-A piece of work is a tile of query tokens (query_tiles.py) and a key head: 128 (token, head) pairs. There is one program a
-multiprocessor; each draws pieces from a common counter until none is left, the ones with most keys first.
+A piece of work is a tile of query tokens (query_tiles.py) and a key head: up to 128 (token, head) pairs. There is one
+program a multiprocessor; each draws pieces from a common counter until none is left, of a row those with most keys first.
 
 One of a program's warps keeps a ring of tiles of keys and values in shared memory filled (by the tensor memory accelerator:
 a cache block a copy, no addresses in anybody's registers), and goes on to the next piece as soon as there is room: short
@@ -26,8 +26,8 @@ A barrier knows only whether it has completed an odd or an even number of times 
 in its round t div 3: ``ready`` has completed that often before, so its waiters wait for parity (t div 3) mod 2. ``free`` is
 one round behind, so its waiter waits for the other parity, which a barrier that has never completed passes at once.
 
-Values past a row's last key, up to the end of their block, are multiplied by zero, not left out: they must be finite,
-as whatever a model writes in bf16 is.
+Values past a row's last key, up to the end of their block, are multiplied by zero, not left out. They are what the block's
+last owner wrote there and must be finite: a NaN or an infinity among them would be in the new owner's sums too.
 """
 
 import torch
@@ -46,7 +46,7 @@ PAGE = 32
 HEAD_DIMS = (64, 128)
 
 _LOG2_E = 1.4426950408889634
-_PAIRS = gl.constexpr(128)  # (token, head) pairs of a program, half of them a warpgroup's
+_PAIRS = gl.constexpr(128)  # (token, head) pairs of a piece at most, half of them a warpgroup's
 _PAGES = gl.constexpr(4)  # cache blocks of a tile
 _STAGES = gl.constexpr(3)  # tiles of the ring
 
@@ -119,10 +119,11 @@ def _copy_pieces(
             _fill(k_desc, row0, row1, row2, row3, k_tiles, k_ready, k_free, step)
             _fill(v_desc, row0, row1, row2, row3, v_tiles, v_ready, v_free, step)
             step += 1
-        # Every program starts with the piece of its own number, and draws one beyond the last.
+        # A program's first piece is that of its own number; then it draws once for each that it has copied. That makes
+        # num_pieces draws, whatever the number of programs: the one that gets num_pieces - 1 is the last.
         drawn = gl.atomic_add(progress_ptr + 1, 1, sem="relaxed")
         if drawn == num_pieces - 1:
-            gl.store(progress_ptr + 1, 0)  # nobody draws any more
+            gl.store(progress_ptr + 1, 0)  # for the next launch
         piece = drawn + gl.num_programs(0)
     _tell(pieces, k_free, step, 0, 0, 0, 0)
     mbarrier.arrive(k_ready.index(step % _STAGES), count=1)

@@ -16,8 +16,8 @@ class QueryTiles(NamedTuple):
 
     table: [C, 4] int32; of each tile its first token, how many tokens its row has from there on, that token's position,
     and the row's slot. A row's tiles stand side by side, and only the first of the table are in use.
-    progress: [2] int32; how many tiles there are, and how many pieces of work were given out: zero before a launch
-    and after it.
+    progress: [2] int32; how many tiles there are, and how often a launch's programs have drawn so far: zero before a
+    launch and after it, so that launches may share it one after another, not at the same time.
     """
 
     table: Tensor
