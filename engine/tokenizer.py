@@ -1,6 +1,8 @@
 """Text and chat messages to token ids, through a Transformers tokenizer."""
 
 import inspect
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,22 @@ from headrace.engine.token_bytes import token_bytes
 _GROUP_CHARS = 1 << 20
 _ALL = frozenset((-1,))
 """Stands for all special tokens."""
+
+
+def leave_torch_out() -> None:
+    """Import Transformers as if torch were not installed: for a process that tokenizes and computes nothing.
+
+    Where Transformers finds torch it imports it with its tokenizers: 320 MB, and seconds before the engine's own process is
+    started. It makes no models here any more. Nothing happens where either has been imported before.
+    """
+    if sys.modules.keys() & {"torch", "transformers"}:
+        return
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns that there is no torch
+    sys.modules["torch"] = None  # type: ignore[assignment]  # so Python has what is not to be imported
+    try:
+        import transformers  # noqa: F401 (it looks for torch now, and never again)
+    finally:
+        del sys.modules["torch"]
 
 
 class Tokenizer:

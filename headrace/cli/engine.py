@@ -31,9 +31,11 @@ def engine_config(settings: "Settings") -> "EngineConfig":
 
 
 def open_engine(config: "EngineConfig", name: str) -> "TextEngine":
-    """Load the model, to be known as ``name``."""
+    """Load the model, to be known as ``name``, in a process of its own."""
     from headrace.engine.text import open_text_engine
+    from headrace.engine.tokenizer import leave_torch_out
 
+    leave_torch_out()
     engine = open_text_engine(config)
     engine.model = name
     return engine

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = (
     "torch",
@@ -61,3 +62,13 @@ main()
 def test_a_ctrl_c_while_modules_are_imported_is_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", INTERRUPTED], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_the_process_beside_the_engine_s_loads_no_torch(tmp_path: Path, smollm: Path) -> None:
+    source = tmp_path / "prompts.jsonl"
+    source.write_text('{"prompt": "Water is", "sampling": {"max_tokens": 2}}\n')
+    answers = tmp_path / "answers.jsonl"
+    loaded = imported_by("generate", str(source), str(answers), "--model", str(smollm), "--device", "cpu")
+    assert '"succeeded"' in answers.read_text()
+    assert "transformers" in loaded
+    assert "torch" not in loaded

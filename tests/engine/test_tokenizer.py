@@ -1,5 +1,7 @@
 """Prompts and chats to ids, as Transformers does it, with errors a user can act on."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,24 @@ def test_a_real_models_ids_are_those_of_transformers(smollm: Path) -> None:
     assert tokenizer.encode_many(LINES) == [reference.encode(line) for line in LINES]
     chat = tokenizer.encode_rendered([tokenizer.render_chat(HELLO)])[0]
     assert chat == reference.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
+
+
+def test_a_process_that_leaves_torch_out_tokenizes_alike_and_may_load_torch_later(tmp_path: Path) -> None:
+    transformers_tokenizer("byte_level").save_pretrained(tmp_path)
+    code = """
+import sys
+from pathlib import Path
+from headrace.engine.tokenizer import Tokenizer, leave_torch_out
+leave_torch_out()
+tokenizer = Tokenizer.load(Path(sys.argv[1]))
+print(tokenizer.encode("water"), tokenizer.render_chat([{"role": "user", "content": "water"}]), "torch" in sys.modules)
+import torch
+leave_torch_out()
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    tokenizer = small("byte_level")
+    expected = f"{tokenizer.encode('water')} {tokenizer.render_chat(HELLO)} False\nTrue\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
