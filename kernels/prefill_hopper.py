@@ -13,8 +13,9 @@ pairs. Within a warpgroup the products of one tile run while the last tile's sco
     out     += weights_{t-1} v_{t-1}
     weights_t = exp2(scores_t - max)       while the second product is still running
 
-A tile is four cache blocks, each a product of its own, so that a tile's blocks need not be neighbours. A program's tile t,
-counted over all of its pieces, stands in place t mod 3 of the ring, keys and values apart, each place with two barriers:
+A tile is four cache blocks, each a product of its own, so that a tile's blocks need not be neighbours. A program counts its
+tiles over all of its pieces: that of number ``step`` stands in place step mod 3 of the ring, keys and values apart, each place
+with two barriers:
 
     ready   completes when the copies of a tile have arrived; both warpgroups wait for it
     free    completes when both warpgroups are done with a tile; the copying warp waits for it before the next one
@@ -22,8 +23,8 @@ counted over all of its pieces, stands in place t mod 3 of the ring, keys and va
 Beside the keys of a piece's first tile stands which piece it is: the copying warp alone draws, and the warpgroups read it
 there.
 
-A barrier knows only whether it has completed an odd or an even number of times (its parity). At tile t, place t mod 3 is
-in its round t div 3: ``ready`` has completed that often before, so its waiters wait for parity (t div 3) mod 2. ``free`` is
+A barrier knows only whether it has completed an odd or an even number of times (its parity). At a step, place step mod 3
+is in its round step div 3: ``ready`` has completed that often before, so its waiters wait for parity (step div 3) mod 2. ``free`` is
 one round behind, so its waiter waits for the other parity, which a barrier that has never completed passes at once.
 
 Values past a row's last key, up to the end of their block, are multiplied by zero, not left out. They are what the block's
@@ -52,12 +53,12 @@ _STAGES = gl.constexpr(3)  # tiles of the ring
 
 
 @gluon.jit
-def _fill(desc, row0, row1, row2, row3, tiles, ready, free, tile):
+def _fill(desc, row0, row1, row2, row3, tiles, ready, free, step):
     """Copy four blocks into a tile's place in the ring, once both warpgroups are done with what was there."""
-    slot = tile % _STAGES
+    slot = step % _STAGES
     at = slot * _PAGES
     bar = ready.index(slot)
-    mbarrier.wait(free.index(slot), ((tile // _STAGES) & 1) ^ 1)
+    mbarrier.wait(free.index(slot), ((step // _STAGES) & 1) ^ 1)
     mbarrier.expect(bar, _PAGES * desc.block_type.nbytes)
     copy_in(desc, [row0, 0], bar, tiles.index(at))
     copy_in(desc, [row1, 0], bar, tiles.index(at + 1))
@@ -130,11 +131,11 @@ def _copy_pieces(
 
 
 @gluon.jit
-def _multiply_keys(q, tiles, ready, tile, nothing):
+def _multiply_keys(q, tiles, ready, step, nothing):
     """Start scores = q k for a tile's four blocks."""
-    slot = tile % _STAGES
+    slot = step % _STAGES
     at = slot * _PAGES
-    mbarrier.wait(ready.index(slot), (tile // _STAGES) & 1)
+    mbarrier.wait(ready.index(slot), (step // _STAGES) & 1)
     s0 = warpgroup_mma(q, tiles.index(at).permute((1, 0)), nothing, use_acc=False, is_async=True)
     s1 = warpgroup_mma(q, tiles.index(at + 1).permute((1, 0)), nothing, use_acc=False, is_async=True)
     s2 = warpgroup_mma(q, tiles.index(at + 2).permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -143,11 +144,11 @@ def _multiply_keys(q, tiles, ready, tile, nothing):
 
 
 @gluon.jit
-def _multiply_values(w0, w1, w2, w3, tiles, ready, tile, accumulated):
+def _multiply_values(w0, w1, w2, w3, tiles, ready, step, accumulated):
     """Start out += weights v for a tile's four blocks."""
-    slot = tile % _STAGES
+    slot = step % _STAGES
     at = slot * _PAGES
-    mbarrier.wait(ready.index(slot), (tile // _STAGES) & 1)
+    mbarrier.wait(ready.index(slot), (step // _STAGES) & 1)
     accumulated = warpgroup_mma(w0, tiles.index(at), accumulated, is_async=True)
     accumulated = warpgroup_mma(w1, tiles.index(at + 1), accumulated, is_async=True)
     accumulated = warpgroup_mma(w2, tiles.index(at + 2), accumulated, is_async=True)
