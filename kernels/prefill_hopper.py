@@ -28,7 +28,7 @@ is in its round step div 3: ``ready`` has completed that often before, so its wa
 one round behind, so its waiter waits for the other parity, which a barrier that has never completed passes at once.
 
 Values past a row's last key, up to the end of their block, are multiplied by zero, not left out. They are what the block's
-last owner wrote there and must be finite: a NaN or an infinity among them would be in the new owner's sums too.
+last owner wrote there, and finite, as rope_and_cache sees to: a NaN among them would be in the new owner's sums too.
 """
 
 import torch

@@ -8,6 +8,9 @@ and value into the paged cache.
 
 qkv: [T, (Hq + 2 Hkv) D]; cos_sin: [P, D] fp32, cos then sin; caches: [N, Hkv, B, D]. A token's slot is
 block * B + offset; -1 stores nothing. Everything is computed in fp32 from the fp32 table and rounded once.
+
+Values that are no finite numbers are stored as zeros. A block's next owner multiplies what it has not overwritten by weights
+of zero, and a NaN would be in its sums then. The owner itself loses nothing: its keys, which are stored as they are, tell.
 """
 
 import torch
@@ -46,6 +49,12 @@ def _norm_and_rotate(
         first = ((first * scale).to(dtype).to(tl.float32) * weight_1).to(dtype).to(tl.float32)
         second = ((second * scale).to(dtype).to(tl.float32) * weight_2).to(dtype).to(tl.float32)
     return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def _finite(x):
+    """x, and zeros for its values that are no finite numbers."""
+    return tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0)
 
 
 @triton.jit
@@ -105,8 +114,8 @@ def _rope_cache_kernel(
         kv_dtype = k_cache_ptr.dtype.element_ty
         tl.store(k_cache_ptr + cached, k_first.to(kv_dtype), mask=kv_mask)
         tl.store(k_cache_ptr + cached + half, k_second.to(kv_dtype), mask=kv_mask)
-        tl.store(v_cache_ptr + cached, v_first.to(kv_dtype), mask=kv_mask)
-        tl.store(v_cache_ptr + cached + half, v_second.to(kv_dtype), mask=kv_mask)
+        tl.store(v_cache_ptr + cached, _finite(v_first).to(kv_dtype), mask=kv_mask)
+        tl.store(v_cache_ptr + cached + half, _finite(v_second).to(kv_dtype), mask=kv_mask)
 
 
 def rope_and_cache(
@@ -192,7 +201,7 @@ def rope_and_cache_reference(
     block_size = k_cache.shape[2]
     block, offset = slot_mapping // block_size, slot_mapping % block_size
     k_cache[block, :, offset] = k.to(k_cache.dtype)
-    v_cache[block, :, offset] = v.to(v_cache.dtype)
+    v_cache[block, :, offset] = v.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).to(v_cache.dtype)
     return q
 
 

@@ -154,6 +154,20 @@ def test_streamed_tokens_are_the_completion(model):
     assert len(streamed) == 8
 
 
+def test_a_sequence_of_which_no_number_comes_leaves_nothing_to_the_next_owner_of_its_blocks(tmp_path):
+    model = tiny_model.write(tmp_path, tie_word_embeddings=False)
+    healthy = [Request(str(i), [5 + i] * (9 + i), GREEDY) for i in range(6)]
+    clean, engine = build(model, kv_tokens=128), build(model, kv_tokens=128)
+    for each in (clean, engine):
+        each._executor.runner.model.embedding.weight[4] = float("nan")
+    engine.add_many([Request("bad", [4] * 112, GREEDY)])
+    run(engine)
+    for each in (clean, engine):
+        each.add_many(healthy)
+    after, expected = run(engine), run(clean)
+    assert [after[each.id].token_ids for each in healthy] == [expected[each.id].token_ids for each in healthy]
+
+
 def test_what_cannot_be_built_says_why(model, tmp_path):
     with pytest.raises(ModelNotFound):
         Engine(EngineConfig(model=str(tmp_path / "nowhere"), device="cpu"))

@@ -122,6 +122,7 @@ def test_rope_and_cache_agrees_with_its_reference(
     num_heads, kv_heads, head_dim = heads
     tokens = 11
     qkv = strided_rows(randn(tokens, (num_heads + 2 * kv_heads) * head_dim, dtype=dtype))
+    qkv[1, -3], qkv[2, -1], qkv[3, -head_dim] = float("nan"), float("inf"), -float("inf")  # values, not keys
     positions = torch.randint(0, 50, (tokens,), device=DEVICE)
     cos_sin = randn(50, head_dim)
     mapping = torch.randperm(5 * block_size, device=DEVICE)[:tokens]
