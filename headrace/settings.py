@@ -20,6 +20,15 @@ KAFKA_PREFIX = "HEADRACE_KAFKA_"
 # A broker as librdkafka reads it. It takes a scheme as well, and says of one that is not its own "transport failure".
 BROKER = re.compile(r"(\[[^\]\s]+\]|[^\[\]\s:/@]+):([0-9]{1,5})")
 
+# librdkafka's properties that are not passed through, and what to set instead. With one group for all, workers and recorder,
+# which share partitions out in different ways, would keep each other out of it.
+_BROKERS = "name the brokers in KAFKA_BOOTSTRAP_SERVERS"
+OURS_TO_GIVE = {
+    "bootstrap.servers": _BROKERS,
+    "metadata.broker.list": _BROKERS,
+    "group.id": "groups are named after HEADRACE_TOPIC_PREFIX and HEADRACE_POOL",
+}
+
 # What LOG_LEVEL may say, which is set for other programs too and knows more levels. Anything else is none of ours.
 Level = Literal["debug", "info", "warning", "error"]
 _LEVELS: dict[str, Level] = {
@@ -159,7 +168,8 @@ class Settings(BaseSettings):
         " runs at once, 256 at least",
     )
     group_protocol: Literal["classic", "consumer"] = Field(
-        "classic", description="of a worker's consumer groups; consumer is KIP-848, for brokers 4.0 and newer"
+        "classic",
+        description="of a worker's consumer groups; consumer is KIP-848, for Kafka 4.0 and newer; the embedded broker has it not",
     )
     alive_seconds: float = Field(
         15.0, gt=0, le=86_400, description="how long after its last heartbeat a worker counts as dead"
@@ -236,11 +246,9 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _one_address(self) -> Self:
-        for name in self.kafka.keys() & {"bootstrap.servers", "metadata.broker.list"}:
-            raise ValueError(
-                f"{kafka_variable(name)} is no setting: name the brokers in KAFKA_BOOTSTRAP_SERVERS"
-            )
+    def _ours_to_give(self) -> Self:
+        for name in self.kafka.keys() & OURS_TO_GIVE.keys():
+            raise ValueError(f"{kafka_variable(name)} is no setting: {OURS_TO_GIVE[name]}")
         return self
 
     @model_validator(mode="after")

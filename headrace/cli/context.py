@@ -118,6 +118,21 @@ def group_member(settings: "Settings") -> dict[str, str]:
     return {**(local.kafka if local and there else {}), **settings.kafka}
 
 
+def must_know_the_group_protocol(settings: "Settings") -> None:
+    """Raise Failure where a worker's groups were the embedded broker's, which has no KIP-848: it would wait there, unheard."""
+    local = _running_stack(settings)
+    if local is None:  # then a stack's own is meant, or none
+        embedded = settings.kafka_bootstrap_servers is None
+    else:
+        embedded = bool(local.kafka) and bootstrap_servers(settings) == local.kafka_bootstrap_servers
+    if embedded and settings.group_protocol == "consumer":
+        raise Failure(
+            Exit.USAGE,
+            "The embedded broker of `headrace local` does not know HEADRACE_GROUP_PROTOCOL=consumer.",
+            "Unset it, or set KAFKA_BOOTSTRAP_SERVERS to a Kafka 4.0 or newer.",
+        )
+
+
 def kafka_client(settings: "Settings") -> dict[str, Any]:
     """librdkafka's properties for a client of one command."""
     return {"bootstrap.servers": bootstrap_servers(settings), **settings.kafka}

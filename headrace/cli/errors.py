@@ -151,7 +151,7 @@ def _refused_property(error: BaseException) -> Failure | None:
         return None
     text = _text(error)
     named = re.findall(r'property:? "([\w.]+)"', text) or re.findall(_PROPERTY, text)
-    remedy = f"Check {' and '.join(map(_kafka_variable, named or ['...']))}."
+    remedy = f"Check {' and '.join(map(_kafka_variable, named or ['<name>']))}."
     if "SASL mechanism" in text:  # one that is none, or none: then librdkafka takes one that is not built in
         setting = _kafka_variable("sasl.mechanism")
         remedy = f"Set {setting}, e.g. to SCRAM-SHA-512 or PLAIN; left out, it is GSSAPI."
@@ -184,4 +184,4 @@ def _names(kind: type[BaseException]) -> Iterator[str]:
 def _text(error: BaseException) -> str:
     """What an error says; of a KafkaError without its repr."""
     cause = error.args[0] if error.args else ""
-    return cause.str() if hasattr(cause, "str") else str(error).strip()
+    return (cause.str() if hasattr(cause, "str") else str(error)).strip()

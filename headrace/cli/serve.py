@@ -54,6 +54,7 @@ def worker(model: Model = None, device: Device = None, json: JsonLog = False) ->
     config = worker_config(settings)
     logs.configure(settings)
     _warn_of_misspelt(settings)
+    context.must_know_the_group_protocol(settings)
     check_worker_clients(config)
 
     from headrace.ledger import Ledger

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from headrace.cli import context
 from headrace.cli.engine import engine_config, served_name
 from headrace.cli.kafka_clients import NOWHERE, check_other_clients, check_worker_clients
 from headrace.cli.serve import worker_config
@@ -17,6 +18,7 @@ def check_worker_settings(settings: "Settings") -> None:
     """
     from headrace.engine.text import read_template
 
+    context.must_know_the_group_protocol(settings)
     # Neither an address nor the default model is needed for a look: there may be no broker yet, and none is fetched.
     unopened = settings.model_copy(
         update={"kafka_bootstrap_servers": NOWHERE, "model": served_name(settings)}

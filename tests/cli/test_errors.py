@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO
@@ -654,6 +655,8 @@ def test_doctor_says_no_to_a_card_that_this_machine_does_not_have(monkeypatch: p
         ("HEADRACE_KV_TOKENS", "10", "raise kv_tokens (HEADRACE_KV_TOKENS)"),
         ("HEADRACE_TIER__BULK__FLOOR", "0.99", "the tiers' floors must add up to 1 at most"),
         ("HEADRACE_KAFKA_FOO_BAR", "1", "Check HEADRACE_KAFKA_FOO_BAR."),
+        ("HEADRACE_KAFKA_", "1", "Check HEADRACE_KAFKA_<NAME>."),
+        ("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "9999999", "allowed range 1..3600000."),
         # The one a consumer alone refuses, the other a producer.
         ("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "700000", "and HEADRACE_KAFKA_SESSION_TIMEOUT_MS."),
         ("HEADRACE_KAFKA_MESSAGE_TIMEOUT_MS", "1", "Check HEADRACE_KAFKA_MESSAGE_TIMEOUT_MS and"),
@@ -687,6 +690,36 @@ def test_doctor_says_no_to_a_property_that_only_the_producer_of_commands_refuses
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("command", ["doctor", "worker"])
+def test_workers_and_recorder_are_not_put_in_one_group(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_KAFKA_GROUP_ID", "mine")
+    result = run(command)
+    assert result.exit_code == Exit.USAGE
+    assert (
+        "HEADRACE_KAFKA_GROUP_ID is no setting: groups are named after HEADRACE_TOPIC_PREFIX" in result.output
+    )
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_worker_does_not_wait_unheard_for_partitions_of_an_embedded_broker_without_its_protocol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", {"settings": doctor.CHECKS["settings"]})
+    monkeypatch.setenv("HEADRACE_GROUP_PROTOCOL", "consumer")
+    said = "does not know HEADRACE_GROUP_PROTOCOL=consumer"
+    parent = Identity.of("headrace", os.getpid())
+    there = Addresses("127.0.0.1:1", "postgresql://h/d", {"session.timeout.ms": "6000"})
+    StateDir(tmp_path).write(Record(parent, addresses=there))
+    for command, exit_code in (("doctor", Exit.NOT_READY), ("worker", Exit.USAGE)):
+        result = run(command)
+        assert result.exit_code == exit_code
+        assert said in result.output
+    # A stack that was started at a broker of the user's own says nothing of it.
+    StateDir(tmp_path).write(Record(parent, addresses=replace(there, kafka={})))
+    assert said not in run("doctor").output
+
+
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("command", ["local run FILE", "local demo FILE", "local up"])
 @pytest.mark.parametrize(
     ("name", "value", "said"),
@@ -695,6 +728,7 @@ def test_doctor_says_no_to_a_property_that_only_the_producer_of_commands_refuses
         ("HEADRACE_TIER__BULK__FLOOR", "0.99", "Lower HEADRACE_TIER__INTERACTIVE__FLOOR"),
         ("HEADRACE_CHAT_TEMPLATE", "/nonexistent", "HEADRACE_CHAT_TEMPLATE"),
         ("HEADRACE_KAFKA_SESSION_TIMEOUT_MS", "700000", "HEADRACE_KAFKA_SESSION_TIMEOUT_MS"),
+        ("HEADRACE_GROUP_PROTOCOL", "consumer", "does not know HEADRACE_GROUP_PROTOCOL=consumer"),
     ],
 )
 def test_no_stack_is_started_whose_worker_never_would(
