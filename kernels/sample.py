@@ -338,7 +338,8 @@ def _sample_cpu(
             if values[0, -1] >= threshold[0]:  # the candidates may not hold all that is kept
                 values, ids = scores.sort(dim=-1, descending=True)
                 threshold = _threshold(scores, values, top_k[one], top_p[one], min_p[one])
-            kept = int((values >= threshold[:, None]).sum())
+            # The likeliest always passes, also where a score is not a number, and so nothing is above the threshold.
+            kept = max(int((values >= threshold[:, None]).sum()), 1)
             values, ids = values[:, :kept], ids[:, :kept]
         noise = gumbel_noise(seeds[one], positions[one], ids)
         tokens[row] = ids[0, (values + noise).argmax()]

@@ -146,3 +146,19 @@ def test_masked_tokens_are_never_drawn() -> None:
     for filters in ({}, {"top_k": 10}, {"top_p": 0.99}, {"min_p": 0.1}):
         tokens = sample(logits, **parameters(200, positions=positions, **filters))
         assert set(tokens.tolist()) == {3, 30}
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 10}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_scores_that_are_not_numbers_give_some_token_and_change_no_other_row(
+    filters: dict[str, float],
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 5000)
+    healthy = sample(logits, **parameters(3, **filters))
+    logits[1] = float("nan")
+    logits[1, 7:] = logits[0, 7:]  # the row has some scores that are, besides
+    spoilt = sample(logits, **parameters(3, **filters))
+    assert 0 <= spoilt[1] < 5000
+    assert spoilt[[0, 2]].tolist() == healthy[[0, 2]].tolist()
+    logits[1] = float("nan")
+    assert 0 <= sample(logits, **parameters(3, **filters))[1] < 5000
