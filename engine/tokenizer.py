@@ -72,9 +72,10 @@ class Tokenizer:
                 )
         except Exception as error:  # Transformers and tokenizers raise whatever their parsers meet
             missing = not (directory / "tokenizer.json").is_file()
-            why = (
-                "there is no tokenizer.json, and none could be made from its files" if missing else str(error)
-            )
+            # With its class, since the text of some is no more than a key.
+            why = f"{type(error).__name__}: {error}"
+            if missing:
+                why = "there is no tokenizer.json, and none could be made from its files"
             raise BadCheckpoint(f"the tokenizer in {directory} cannot be loaded: {why}") from error
         if chat_template is not None:
             loaded.chat_template = chat_template

@@ -102,6 +102,13 @@ def test_a_directory_without_a_tokenizer_is_a_bad_checkpoint(tmp_path: Path) -> 
         Tokenizer.load(tmp_path)
 
 
+def test_a_part_that_a_tokenizer_lacks_is_told_as_what_it_is(tmp_path: Path) -> None:
+    transformers_tokenizer("byte_level").save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Nope"}}')
+    with pytest.raises(BadCheckpoint, match=f"{tmp_path} cannot be loaded: KeyError: 'added_tokens'"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_saved_tokenizer_loads_the_same(tmp_path: Path) -> None:
     transformers_tokenizer("tiktoken").save_pretrained(tmp_path)
     loaded = Tokenizer.load(tmp_path)
