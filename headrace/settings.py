@@ -20,13 +20,14 @@ KAFKA_PREFIX = "HEADRACE_KAFKA_"
 # A broker as librdkafka reads it. It takes a scheme as well, and says of one that is not its own "transport failure".
 BROKER = re.compile(r"(\[[^\]\s]+\]|[^\[\]\s:/@]+):([0-9]{1,5})")
 
-# librdkafka's properties that are not passed through, and what to set instead. With one group for all, workers and recorder,
-# which share partitions out in different ways, would keep each other out of it.
+# librdkafka's properties that are not passed through, and what to set instead or why. With one group for all, workers and
+# recorder, which share partitions out in different ways, would keep each other out of it.
 _BROKERS = "name the brokers in KAFKA_BOOTSTRAP_SERVERS"
 OURS_TO_GIVE = {
     "bootstrap.servers": _BROKERS,
     "metadata.broker.list": _BROKERS,
     "group.id": "groups are named after HEADRACE_TOPIC_PREFIX and HEADRACE_POOL",
+    "auto.offset.reset": "a new group begins with the oldest job, and would lose some if it began with any other",
 }
 
 # What LOG_LEVEL may say, which is set for other programs too and knows more levels. Anything else is none of ours.

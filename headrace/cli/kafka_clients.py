@@ -25,13 +25,18 @@ def check_worker_clients(config: "WorkerConfig") -> None:
     _producer(publisher.with_defaults(config.producer()))
 
 
-def check_other_clients(settings: "Settings") -> None:
-    """The same of the recorder's client and of those with which commands submit and read."""
-    from headrace.client import outbox, reading
-    from headrace.client.heard import Heard
+def check_recorder_client(kafka: "Mapping[str, str]") -> None:
+    """The same of a recorder's client."""
     from headrace.ledger import recorder
 
-    _consumer(recorder.with_defaults(settings.kafka, "nobody"))
+    _consumer(recorder.with_defaults(kafka, "nobody"))
+
+
+def check_other_clients(settings: "Settings") -> None:
+    """The same of the clients with which commands submit and read."""
+    from headrace.client import outbox, reading
+    from headrace.client.heard import Heard
+
     _consumer(reading.properties(settings.kafka, Heard(), "nobody"))
     _producer(outbox.with_defaults(settings.kafka))
 

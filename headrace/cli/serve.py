@@ -13,7 +13,7 @@ from headrace.cli import context, logs
 from headrace.cli.engine import engine_config, open_engine, served_name
 from headrace.cli.errors import translate
 from headrace.cli.interpreter import collect_seldom, take_short_turns
-from headrace.cli.kafka_clients import check_worker_clients
+from headrace.cli.kafka_clients import check_recorder_client, check_worker_clients
 from headrace.cli.stopping import stop_on_signals
 from headrace.cli.tiers import priorities, tiers
 
@@ -82,6 +82,9 @@ def recorder(json: JsonLog = False) -> None:
     logs.configure(settings)
     _warn_of_misspelt(settings)
 
+    kafka = context.group_member(settings)
+    check_recorder_client(kafka)
+
     from headrace.ledger import Ledger
     from headrace.ledger.recorder import Recorder
     from headrace.ledger.watch import RecorderStatus
@@ -94,7 +97,7 @@ def recorder(json: JsonLog = False) -> None:
             context.bootstrap_servers(settings),
             context.topics(settings),
             ledger,
-            kafka=context.group_member(settings),
+            kafka=kafka,
             keep=timedelta(days=settings.keep_days),
         )
         # Live while it waits for Postgres, however long: to be started anew would help nobody.

@@ -4,7 +4,12 @@ from typing import TYPE_CHECKING
 
 from headrace.cli import context
 from headrace.cli.engine import engine_config, served_name
-from headrace.cli.kafka_clients import NOWHERE, check_other_clients, check_worker_clients
+from headrace.cli.kafka_clients import (
+    NOWHERE,
+    check_other_clients,
+    check_recorder_client,
+    check_worker_clients,
+)
 from headrace.cli.serve import worker_config
 
 if TYPE_CHECKING:
@@ -26,4 +31,5 @@ def check_worker_settings(settings: "Settings") -> None:
     config = worker_config(unopened)
     read_template(engine_config(unopened).chat_template)
     check_worker_clients(config)
+    check_recorder_client(settings.kafka)
     check_other_clients(settings)

@@ -690,14 +690,30 @@ def test_doctor_says_no_to_a_property_that_only_the_producer_of_commands_refuses
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize("command", ["doctor", "worker"])
-def test_workers_and_recorder_are_not_put_in_one_group(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_KAFKA_GROUP_ID", "mine")
+@pytest.mark.parametrize("command", ["doctor", "worker", "recorder"])
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("HEADRACE_KAFKA_GROUP_ID", "mine", "groups are named after HEADRACE_TOPIC_PREFIX"),
+        ("HEADRACE_KAFKA_AUTO_OFFSET_RESET", "latest", "a new group begins with the oldest job"),
+    ],
+)
+def test_workers_and_recorder_are_not_put_in_one_group_and_begin_with_the_oldest_job(
+    command: str, variable: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
     result = run(command)
     assert result.exit_code == Exit.USAGE
-    assert (
-        "HEADRACE_KAFKA_GROUP_ID is no setting: groups are named after HEADRACE_TOPIC_PREFIX" in result.output
-    )
+    assert f"{variable} is no setting: {why}" in result.output
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_recorder_tells_of_a_property_before_it_waits_for_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
+    monkeypatch.setenv("HEADRACE_KAFKA_FOO_BAR", "1")
+    result = run("recorder")
+    assert result.exit_code == Exit.USAGE
+    assert "Check HEADRACE_KAFKA_FOO_BAR." in result.output
 
 
 @pytest.mark.usefixtures("bare")
