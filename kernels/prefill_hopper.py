@@ -184,6 +184,16 @@ def _weigh(s0, s1, s2, s3, first_key, MASKED, positions, highest, total, scale_l
 
 
 @gluon.jit
+def _as_operands(s0, s1, s2, s3, dtype: gl.constexpr, layout: gl.constexpr):
+    """A tile's weights as the product with its values takes them."""
+    w0 = gl.convert_layout(s0.to(dtype), layout)
+    w1 = gl.convert_layout(s1.to(dtype), layout)
+    w2 = gl.convert_layout(s2.to(dtype), layout)
+    w3 = gl.convert_layout(s3.to(dtype), layout)
+    return w0, w1, w2, w3
+
+
+@gluon.jit
 def _places_of(
     WARPGROUP: gl.constexpr, token, left, kv_head, stride, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr
 ):
@@ -240,10 +250,7 @@ def _attend(
         s0, s1, s2, s3, highest, total, shrink = _weigh(
             s0, s1, s2, s3, 0, unmasked_tiles == 0, positions, highest, total, scale_log2
         )
-        w0 = gl.convert_layout(s0.to(q.dtype), weights_layout)
-        w1 = gl.convert_layout(s1.to(q.dtype), weights_layout)
-        w2 = gl.convert_layout(s2.to(q.dtype), weights_layout)
-        w3 = gl.convert_layout(s3.to(q.dtype), weights_layout)
+        w0, w1, w2, w3 = _as_operands(s0, s1, s2, s3, q.dtype, weights_layout)
         for tile in range(1, num_tiles):
             step += 1
             s0, s1, s2, s3 = _multiply_keys(q, k_tiles, k_ready, step, nothing)
@@ -256,10 +263,7 @@ def _attend(
             accumulated = warpgroup_mma_wait(0, deps=[accumulated])
             mbarrier.arrive(v_free.index((step - 1) % _STAGES), count=1)
             accumulated = accumulated * gl.convert_layout(shrink, of_out)[:, None]
-            w0 = gl.convert_layout(s0.to(q.dtype), weights_layout)
-            w1 = gl.convert_layout(s1.to(q.dtype), weights_layout)
-            w2 = gl.convert_layout(s2.to(q.dtype), weights_layout)
-            w3 = gl.convert_layout(s3.to(q.dtype), weights_layout)
+            w0, w1, w2, w3 = _as_operands(s0, s1, s2, s3, q.dtype, weights_layout)
         accumulated = _multiply_values(w0, w1, w2, w3, v_tiles, v_ready, step, accumulated)
         places, there = _places_of(WARPGROUP, token, left, kv_head, out_stride, GROUP, HEAD_DIM)
         next_token, left, first_position, next_kv_head = _hear(pieces, k_ready, step + 1)
@@ -291,6 +295,7 @@ def _prefill_hopper_kernel(
     scale_log2,  # scale * log2(e): the softmax is taken in base 2
     GROUP: gl.constexpr,  # query heads a key head
 ):
+    """One program a multiprocessor: its ring and barriers, and the warps that work with them."""
     PAGE: gl.constexpr = k_desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[1]
     k_tiles = gl.allocate_shared_memory(k_desc.dtype, [_STAGES * _PAGES, PAGE, HEAD_DIM], k_desc.layout)
