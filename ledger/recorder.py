@@ -225,10 +225,10 @@ class Recorder:
 def with_defaults(kafka: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Properties of a recorder's consumer: ours below the user's, what correctness rests on above both."""
     return {
-        "group.id": group,
-        "auto.offset.reset": "earliest",
         "topic.metadata.refresh.interval.ms": 10_000,  # how soon a new pool's topics are found
         **for_consumer(kafka),
+        "group.id": group,
+        "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
     }
 

@@ -93,7 +93,7 @@ class WorkerConfig:
         """Properties of one tier's consumer: a group for each tier, so that one's backlog is not another's lag."""
         group = f"{self.topics.prefix}.workers.{self.pool}.{tier}"
         protocol = {"group.protocol": "consumer"} if self.group_protocol == "consumer" else {}
-        return {"group.id": group, **protocol, **for_consumer(self.client())}
+        return {**protocol, **for_consumer(self.client()), "group.id": group}
 
     def producer(self) -> dict[str, Any]:
         """Properties of the producer. What a topic takes is for the broker to say: dead letters are as they came.

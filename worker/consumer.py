@@ -303,11 +303,11 @@ def with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) ->
     ours = {} if settings.get("group.protocol") == "consumer" else classic
     return {
         **ours,
-        "auto.offset.reset": "earliest",
         "queued.min.messages": max(prefetch, 1000),
         "fetch.queue.backoff.ms": 20,  # its default of a second is a second without jobs whenever that queue is full
         "queued.max.messages.kbytes": min(max(max_bytes // 1024 // 4, 1024), MOST_QUEUED_KB),
         **settings,
+        "auto.offset.reset": "earliest",  # a new group would lose the jobs before any other beginning
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
     }

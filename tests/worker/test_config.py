@@ -3,6 +3,7 @@
 import pytest
 from confluent_kafka import Consumer
 
+from headrace.ledger import recorder
 from headrace.worker.config import WorkerConfig
 from headrace.worker.consumer import with_defaults
 
@@ -22,6 +23,16 @@ def test_each_client_is_told_what_its_kind_may_have() -> None:
         "security.protocol": "PLAINTEXT",
         "linger.ms": "7",
     }
+
+
+def test_no_property_puts_all_in_one_group_or_lets_a_new_group_begin_behind_the_oldest_job() -> None:
+    kafka = {"group.id": "mine", "auto.offset.reset": "latest"}
+    config = WorkerConfig("127.0.0.1:1", kafka=kafka)
+    of_worker = with_defaults(config.consumer("bulk"), prefetch=1, max_bytes=1)
+    of_recorder = recorder.with_defaults(kafka, config.topics.recorder_group)
+    assert of_worker["group.id"] == "headrace.workers.default.bulk"
+    assert of_recorder["group.id"] == config.topics.recorder_group
+    assert of_worker["auto.offset.reset"] == of_recorder["auto.offset.reset"] == "earliest"
 
 
 @pytest.mark.parametrize(
