@@ -113,18 +113,21 @@ def result_store(settings: "Settings") -> "Store | None":
 
 def group_member(settings: "Settings") -> dict[str, str]:
     """librdkafka's properties for a process that joins groups: what is set, above what a local stack's own broker needs."""
+    return {**_own_broker_s_properties(settings), **settings.kafka}
+
+
+def _own_broker_s_properties(settings: "Settings") -> dict[str, str]:
+    """What the broker of a running stack needs, where that is the broker meant and the stack's own; else nothing."""
     local = _running_stack(settings)
     there = local is not None and bootstrap_servers(settings) == local.kafka_bootstrap_servers
-    return {**(local.kafka if local and there else {}), **settings.kafka}
+    return local.kafka if local and there else {}
 
 
 def must_know_the_group_protocol(settings: "Settings") -> None:
     """Raise Failure where a worker's groups were the embedded broker's, which has no KIP-848: it would wait there, unheard."""
-    local = _running_stack(settings)
-    if local is None:  # then a stack's own is meant, or none
-        embedded = settings.kafka_bootstrap_servers is None
-    else:
-        embedded = bool(local.kafka) and bootstrap_servers(settings) == local.kafka_bootstrap_servers
+    # Where no stack runs and no broker is named, that of a stack to come is meant, or none.
+    to_come = not (_running_stack(settings) or settings.kafka_bootstrap_servers)
+    embedded = to_come or bool(_own_broker_s_properties(settings))
     if embedded and settings.group_protocol == "consumer":
         raise Failure(
             Exit.USAGE,

@@ -273,23 +273,24 @@ def test_a_replayed_engine_killer_gets_a_fresh_run(line: Pipeline, run: Run, tmp
     assert (again["replayed"], again["passed_over"], again["settled"]) == (0, 1, {})
 
 
-def test_a_letter_is_sent_back_twice_only_where_that_is_asked_for(line: Pipeline, run: Run) -> None:
+def a_rejected_letter(line: Pipeline) -> str:
+    """A record that is no job, met by a worker; returns the name of its letter."""
     line.send(b"{no json")
     line.flush()
     line.start_worker()
     (letter,) = line.dead_letters(1)
-    name = f"{letter.partition()}:{letter.offset()}"
+    return f"{letter.partition()}:{letter.offset()}"
+
+
+def test_a_letter_is_sent_back_twice_only_where_that_is_asked_for(line: Pipeline, run: Run) -> None:
+    name = a_rejected_letter(line)
     told = [json.loads(run("dlq", "replay", name, *more, "--json").stdout) for more in ((), (), ("--again",))]
     assert [each["replayed"] for each in told] == [1, 0, 1]
     assert [each["settled"] for each in told] == [{}, {name: "replayed"}, {}]
 
 
 def test_a_dropped_letter_that_is_sent_back_after_all_is_listed_as_replayed(line: Pipeline, run: Run) -> None:
-    line.send(b"{no json")
-    line.flush()
-    line.start_worker()
-    (letter,) = line.dead_letters(1)
-    name = f"{letter.partition()}:{letter.offset()}"
+    name = a_rejected_letter(line)
 
     def listed_as() -> object:
         listed = json.loads(run("dlq", "list", "--all", "--json").stdout)
