@@ -244,6 +244,10 @@ class Ledger:
         """One batch's line of `batch_progress`; None if nothing at all is known of it."""
         return self._run(queries.batch, tenant, batch_id)
 
+    def has_batch(self, batch_id: str) -> bool:
+        """Whether any tenant has a batch of this name."""
+        return self._run(queries.has_batch, batch_id)
+
     def results(
         self, tenant: str, batch_id: str, after: UUID | None = None, run: int | None = None
     ) -> Iterator[StoredResult]:

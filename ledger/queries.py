@@ -69,6 +69,12 @@ def _batch_progress(*, state: str, **columns: object) -> BatchProgress:
     return BatchProgress(state=BatchState(state), **columns)  # type: ignore[arg-type]
 
 
+def has_batch(cursor: Rows, batch_id: str) -> bool:
+    """Whether any tenant has a batch of this name. Reads all names of batches where it is nobody's."""
+    query = "SELECT FROM batches WHERE batch_id = %s LIMIT 1"
+    return cursor.execute(query, (batch_id,)).fetchone() is not None
+
+
 def result(cursor: Rows, id: UUID) -> StoredResult | None:
     """The result of a job's current run."""
     line = cursor.execute(sql.SQL(_RESULTS + "jobs.id = %s"), (id,)).fetchone()

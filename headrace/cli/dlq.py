@@ -169,17 +169,27 @@ def drop(
 
 
 def _cases(settings: "Settings", ledger: "Ledger", batch: str | None, code: str | None) -> list[Case]:
-    """All dead letters that fit, by the record that died, oldest first."""
+    """All dead letters that fit, by the record that died, oldest first. Raises Failure where there is no such batch."""
     from headrace.client.dead_letters import dead_letters
 
     topic = context.topics(settings).dead
     settled = ledger.settled(topic)
     cases: dict[object, Case] = {}
+    named = False
     for letter in dead_letters(context.kafka_client(settings), topic):
-        if batch in (None, letter.batch_id) and code in (None, letter.code):
+        if batch not in (None, letter.batch_id):
+            continue
+        named = True
+        if code in (None, letter.code):
             case = cases.setdefault(letter.source or letter, Case([]))
             case.letters.append(letter)
             case.settled = case.settled or settled.get(_mark(letter))
+    if batch is not None and not named and not ledger.has_batch(batch):
+        raise Failure(
+            Exit.NOT_FOUND,
+            f"Nothing is known of a batch {batch!r}, of whatever tenant.",
+            "`headrace dlq list` names the batches of its letters.",
+        )
     return sorted(cases.values(), key=lambda case: case.last.written_at)
 
 
@@ -198,6 +208,12 @@ def _choose(
     if names and every:
         raise Failure(
             Exit.USAGE, "Letters are named, and --every is all that are open.", "Leave one of the two out."
+        )
+    if again and not names:
+        raise Failure(
+            Exit.USAGE,
+            "--again is for letters that are named: all others that are chosen are open.",
+            "Leave it out, or name some: `headrace dlq list --all` shows those that were replayed or dropped too.",
         )
     cases = _cases(settings, ledger, batch, code)
     if not names:

@@ -358,6 +358,34 @@ def test_a_letter_that_is_not_there_is_not_found(run: Run, command: str) -> None
     assert result.exit_code == Exit.NOT_FOUND, result.output
 
 
+@pytest.mark.parametrize("command", ["list", "replay", "drop"])
+def test_letters_of_a_batch_that_nobody_has_are_not_found(line: Pipeline, run: Run, command: str) -> None:
+    result = run("dlq", command, "--batch", "b")
+    assert result.exit_code == Exit.NOT_FOUND, result.output
+    assert "Nothing is known of a batch 'b', of whatever tenant." in result.output
+    line.ledger.apply_control([BatchOpened(tenant="acme", batch_id="b")])
+    assert run("dlq", command, "--batch", "b").exit_code == 0
+
+
+def test_letters_that_outlive_their_batch_are_there_whatever_else_they_must_fit(
+    line: Pipeline, run: Run
+) -> None:
+    line.send(b"{no json", headers=[("headrace-batch-id", b"b")])
+    line.flush()
+    line.start_worker()
+    line.dead_letters(1)
+    line.wait_for(lambda: line.query("DELETE FROM batches RETURNING batch_id"))
+    assert len(json.loads(run("dlq", "list", "--batch", "b", "--json").stdout)) == 1
+    told = run("dlq", "replay", "--batch", "b", "--code", "engine_failure")
+    assert (told.exit_code, told.stderr) == (0, "0 dead letters sent back.\n")
+
+
+def test_again_is_for_letters_that_are_named(run: Run) -> None:
+    result = run("dlq", "replay", "--every", "--again")
+    assert result.exit_code == Exit.USAGE, result.output
+    assert "--again is for letters that are named" in result.output
+
+
 @pytest.mark.parametrize("letter", ["99999999999:0", "0:99999999999999999999"])
 def test_a_letter_beyond_kafka_s_numbers_is_not_found(run: Run, letter: str) -> None:
     result = run("dlq", "show", letter)
