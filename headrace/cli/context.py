@@ -160,7 +160,7 @@ def announced(settings: "Settings", batch_id: str) -> "Announced":
         return Announced(settings.tenant, batch_id)
 
 
-def admin(settings: "Settings") -> Any:
+def admin(settings: "Settings", patience_s: float | None = None) -> Any:
     """An AdminClient of confluent-kafka that the broker has answered. Raises BrokerUnreachable, with the reason."""
     from confluent_kafka.admin import AdminClient
 
@@ -169,7 +169,7 @@ def admin(settings: "Settings") -> Any:
     heard = Heard()
     client = AdminClient({"logger": heard, **kafka_client(settings)})
     with heard.explaining(client):
-        client.list_topics(timeout=BROKER_PATIENCE_S)
+        client.list_topics(timeout=patience_s or BROKER_PATIENCE_S)
     return client
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from headrace.cli import context
-from headrace.cli.errors import translate
+from headrace.cli.errors import TELLS_MORE, translate
 from headrace.cli.exits import Exit
 from headrace.cli.output import Json, console, count, emit
 from headrace.cli.paused import paused
@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def doctor(json: Json = False) -> None:
     """Check settings, broker, topics, database, migrations, workers, model and GPU. Exit 5 when something is missing."""
     settings = context.load_settings()
-    findings = [_run(name, check, settings) for name, check in CHECKS.items()]
+    findings = _examine(settings)
     broken = any(finding.ok is False for finding in findings)
     if json:
         emit({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
@@ -56,6 +56,18 @@ def doctor(json: Json = False) -> None:
         raise typer.Exit(Exit.NOT_READY)
 
 
+def _examine(settings: "Settings") -> list[Finding]:
+    """What each check found. One that needs what is away is not tried: it would wait as long, and say the same."""
+    findings: dict[str, Finding] = {}
+    for name, check in CHECKS.items():
+        needed = findings.get(NEEDS.get(name, ""))
+        if needed is not None and needed.ok is False:
+            findings[name] = Finding(name, None, f"not tried: it needs the {needed.check}")
+        else:
+            findings[name] = _run(name, check, settings)
+    return list(findings.values())
+
+
 def _run(name: str, check: Callable[["Settings"], Finding], settings: "Settings") -> Finding:
     try:
         return check(settings)
@@ -63,7 +75,7 @@ def _run(name: str, check: Callable[["Settings"], Finding], settings: "Settings"
         failure = translate(error)
         if failure is None:
             raise
-        return Finding(name, False, failure.message, failure.remedy)
+        return Finding(name, False, failure.message, failure.remedy.replace(TELLS_MORE, ""))
 
 
 def _settings(settings: "Settings") -> Finding:
@@ -81,7 +93,8 @@ def _settings(settings: "Settings") -> Finding:
 
 def _broker(settings: "Settings") -> Finding:
     address = context.bootstrap_servers(settings)
-    brokers = len(context.admin(settings).list_topics(timeout=context.BROKER_PATIENCE_S).brokers)
+    patience = context.BROKER_PATIENCE_S / 2  # who asks what is wrong expects that something is
+    brokers = len(context.admin(settings, patience).list_topics(timeout=patience).brokers)
     return Finding("broker", True, f"{count(brokers, 'broker')} behind {address}")
 
 
@@ -232,6 +245,8 @@ CHECKS: dict[str, Callable[["Settings"], Finding]] = {
     "model": _model,
     "gpu": _gpu,
 }
+NEEDS = {"topics": "broker", "sizes": "broker", "migrations": "database", "workers": "database"}
+"""The check without which another is not tried."""
 
 
 def _show(finding: Finding) -> None:

@@ -38,10 +38,12 @@ class Rule:
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
+TELLS_MORE = "; `headrace doctor` tells more"
+
 _ROLES = "Have the owner of the tables run deploy/roles.sql, or log in with another role."
-_DATABASE = "Check DATABASE_URL and that Postgres is up; `headrace doctor` tells more."
+_DATABASE = f"Check DATABASE_URL and that Postgres is up{TELLS_MORE}."
 _POSTGRES_URL = "It looks like postgresql://user:password@host:5432/database."
-_STORE = "Check HEADRACE_RESULT_STORE: a directory, or s3://bucket/prefix; `headrace doctor` tells more."
+_STORE = f"Check HEADRACE_RESULT_STORE: a directory, or s3://bucket/prefix{TELLS_MORE}."
 # What Postgres or libpq says when it does not let one in, and what to do about it.
 _LOCKED_OUT = {
     "no encryption": "Postgres takes TLS alone: add ?sslmode=verify-full&sslrootcert=CA.pem to DATABASE_URL.",
@@ -51,7 +53,7 @@ _LOCKED_OUT = {
     "does not support SSL": "Postgres offers no TLS there: check the host, or sslmode in DATABASE_URL.",
 }
 _PROPERTY = r"(?<![\w./])(?:[a-z]+(?:\.[a-z]+)+|acks\b)"  # of librdkafka's, and no file
-_BROKER = "Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up; `headrace doctor` tells more."
+_BROKER = f"Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up{TELLS_MORE}."
 
 RULES = {
     "headrace.ledger.errors.LedgerUnavailable": Rule(

@@ -630,6 +630,22 @@ def test_doctor_says_no_where_a_worker_would(
 
 
 @pytest.mark.usefixtures("bare")
+def test_doctor_says_once_what_is_away_and_names_what_it_did_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("broker", "topics", "sizes", "database", "migrations", "workers")
+    monkeypatch.setattr(doctor, "CHECKS", {name: doctor.CHECKS[name] for name in names})
+    monkeypatch.setattr("headrace.cli.context.BROKER_PATIENCE_S", 2.0)
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{CLOSED_PORT}")
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{CLOSED_PORT}/x")
+    result = run("doctor", "--json")
+    assert result.exit_code == Exit.NOT_READY
+    found = {each["check"]: each for each in json.loads(result.stdout)["findings"]}
+    assert {name for name in names if found[name]["ok"] is False} == {"broker", "database"}
+    assert found["broker"]["remedy"] == "Check KAFKA_BOOTSTRAP_SERVERS and that the broker is up."
+    for name, needed in doctor.NEEDS.items():
+        assert (found[name]["ok"], found[name]["detail"]) == (None, f"not tried: it needs the {needed}")
+
+
+@pytest.mark.usefixtures("bare")
 def test_doctor_says_no_to_a_card_that_this_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = {
         "is_available": lambda: True,
@@ -804,4 +820,6 @@ def test_doctor_gives_a_remedy_for_everything_that_is_missing() -> None:
     result = run("doctor", "--json")
     findings = {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert result.exit_code == Exit.NOT_READY
-    assert all(findings[check]["remedy"] for check in ("broker", "topics", "database", "migrations"))
+    missing = {check for check, finding in findings.items() if finding["ok"] is False}
+    assert missing == {"broker", "database"}
+    assert all(findings[check]["remedy"] for check in missing)
