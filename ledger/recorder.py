@@ -21,6 +21,7 @@ from headrace.ledger import kafka_log
 from headrace.ledger.errors import LedgerUnavailable
 from headrace.ledger.kafka_errors import never_mends
 from headrace.ledger.ledger import Ledger
+from headrace.ledger.outage import Outage
 from headrace.ledger.rows import JobRow, RejectionRow
 from headrace.ledger.upkeep import Upkeep, chores
 from headrace.ledger.watch import RecorderMetrics, RecorderStatus
@@ -157,18 +158,20 @@ class Recorder:
 
     def _write(self, bulk: Bulk, stop: Event) -> bool:
         """Write it, for as long as it takes; False if told to stop before that."""
+        outage = Outage(log)
         while True:
             began = time.monotonic()
             try:
                 self._ledger.apply_control(bulk.control)
                 new = self._ledger.record(bulk.jobs, bulk.rejections)
             except LedgerUnavailable as error:
-                log.warning("Postgres is away, %d records wait: %s", len(bulk.jobs), error)
+                outage.lasts("Postgres", f"Postgres is away, {len(bulk.jobs)} records wait", error)
                 self.metrics.unavailable()
                 self._waiting = len(bulk.jobs) + len(bulk.rejections) + len(bulk.control)
                 if stop.wait(1.0):
                     return False
             else:
+                outage.over()
                 log.debug("recorded %d jobs, %d of them new", len(bulk.jobs), new)
                 counts = len(bulk.jobs), len(bulk.rejections), len(bulk.control)
                 self.metrics.written(*counts, new=new, seconds=time.monotonic() - began)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from headrace.ledger.errors import LedgerUnavailable
+from headrace.ledger.outage import Outage
 from headrace.store import StoreUnavailable
 from headrace.worker.metrics import CallMeter
 
@@ -119,17 +120,19 @@ class BulkCall(Generic[I, R]):
 
     def _insist(self, batch: list[I]) -> tuple[R] | None:
         """Call until there is an answer; None if told to stop first."""
+        outage = Outage(log)
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
                 result = self._call(batch)
                 if self._meter is not None:
                     self._meter.done(time.monotonic() - began, len(batch))
+                outage.over()
                 return (result,)
             except tuple(AWAY) as error:
                 if self._meter is not None:
                     self._meter.unavailable()
                 whom = AWAY[type(error)]
-                log.warning("%s: %d items wait for %s: %s", self.name, self.pending, whom, error)
+                outage.lasts(whom, f"{self.name}: {self.pending} items wait for {whom}", error)
                 self._stopping.wait(AGAIN_AFTER_S)
         return None

@@ -4,6 +4,7 @@ import logging
 import threading
 
 from headrace.ledger import Ledger, LedgerError, LedgerUnavailable
+from headrace.ledger.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +26,15 @@ class Heartbeat:
 
         Waits for Postgres, however long: it may have gone while the model was loaded. False if told to stop before that.
         """
+        outage = Outage(log)
         while not stop.is_set():
             try:
                 self._beat()
             except LedgerUnavailable as error:
-                log.warning("waiting for Postgres: %s", error)
+                outage.lasts("Postgres", "waiting for Postgres", error)
                 stop.wait(AGAIN_AFTER_S)
             else:
+                outage.over()
                 self._thread.start()
                 return True
         return False

@@ -140,15 +140,20 @@ def _migrated(url: str, stop: Event) -> bool:
     NotMigrated.
     """
     from headrace.ledger import LedgerUnavailable, require_migrated
+    from headrace.ledger.outage import Outage
 
+    outage = Outage(log)
     while not stop.is_set():
         try:
             require_migrated(url)
         except LedgerUnavailable as error:
             if failure := translate(error):
-                log.warning("waiting for Postgres: %s %s", failure.message, failure.remedy)
+                outage.lasts(
+                    "Postgres", "waiting for Postgres", f"{failure.message.rstrip('.')}. {failure.remedy}"
+                )
             stop.wait(ASK_AGAIN_S)
         else:
+            outage.over()
             return True
     return False
 
