@@ -269,7 +269,11 @@ class TierConsumer:
             self._committed.pop((each.topic, each.partition), None)
             self._paused.discard((each.topic, each.partition))
         self._pause_or_resume(consumer)
-        log.info("assigned %s", _names(partitions))
+        # A cooperative rebalance that leaves a member what it has, or takes of it, ends with none added.
+        if partitions:
+            log.info("assigned %s", _names(partitions))
+        elif not self.partitions:
+            log.info("assigned no partition of %s", self.topic)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._note_released()
@@ -277,7 +281,8 @@ class TierConsumer:
         last = {key: offset for key, offset in self.tracker.committable().items() if key in leaving}
         self._send_commit(consumer, last)
         self._drop(partitions)
-        log.info("revoked %s", _names(partitions))
+        if partitions:
+            log.info("revoked %s", _names(partitions))
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._drop(partitions)

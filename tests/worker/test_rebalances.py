@@ -1,14 +1,19 @@
 """Partitions move while work is in flight."""
 
+import logging
+import threading
+from collections import deque
+from unittest.mock import Mock
 from uuid import UUID
 
 import apache_kafka
 import pytest
+from confluent_kafka import TopicPartition
 from pipeline import Pipeline
 from standin import StandInEngine
 
 from headrace.schemas import uuid7
-from headrace.worker.consumer import with_defaults
+from headrace.worker.consumer import TierConsumer, with_defaults
 
 TIERS = ("interactive", "standard", "bulk")
 
@@ -31,6 +36,30 @@ def test_a_rebalance_is_heard_of_within_a_second_where_the_client_decides() -> N
     assert with_defaults({}, 100, 1 << 20)["heartbeat.interval.ms"] == 1000
     assert with_defaults({"heartbeat.interval.ms": 400}, 100, 1 << 20)["heartbeat.interval.ms"] == 400
     assert "heartbeat.interval.ms" not in with_defaults({"group.protocol": "consumer"}, 100, 1 << 20)
+
+
+def test_a_rebalance_that_adds_or_takes_nothing_is_not_told_and_a_worker_without_partitions_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    consumer = TierConsumer(
+        {"bootstrap.servers": "nowhere"},
+        "jobs",
+        "standard",
+        prefetch=10,
+        max_bytes=1000,
+        inbox=deque(),
+        wake=threading.Event(),
+    )
+    broker, partition = Mock(), TopicPartition("jobs", 0)
+    consumer._on_assign(broker, [])
+    consumer._on_assign(broker, [partition])
+    consumer._on_assign(broker, [])
+    consumer._on_revoke(broker, [])
+    consumer._on_revoke(broker, [partition])
+    consumer._on_assign(broker, [])
+    nothing = "assigned no partition of jobs"
+    assert caplog.messages == [nothing, "assigned jobs[0]", "revoked jobs[0]", nothing]
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
