@@ -38,7 +38,8 @@ class Splits(NamedTuple):
     """A step's keys cut into C splits, on the device; made by ``split_keys``.
 
     table: [6, C] int32; of each split its row (-1: none, the table has room left), the row's slot, its first key and the
-    key after its last, which of the row's splits it is, and how many the row has. A row's splits stand side by side.
+    key after its last, which of the row's splits it is, and how many the row has. A row's splits stand side by side, rows
+    with longer ones first, so that no long split is begun when the others end.
     arrived: [R, Hkv] int32, how many of a row's splits have ended; zeros before a launch and after it.
     """
 
@@ -84,21 +85,23 @@ def _split_keys_kernel(
     # Splits of so many keys: no more of them than rows and wanted ones together.
     least_keys = tl.maximum(tl.cdiv(tl.sum(all_keys), wanted), least_keys).to(tl.int32)
 
-    before = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, row, BLOCK):
-        rows = first + tl.arange(0, BLOCK)
-        num_keys = tl.load(context_lens_ptr + rows, mask=rows < row, other=0)
-        if SHARED:
-            num_keys -= tl.load(prefix_lens_ptr + rows, mask=rows < row, other=0)
-        splits, _ = _splits_of(num_keys, least_keys, BLOCK_N)
-        before += tl.where(rows < row, tl.maximum(splits, 1), 0)
-    first_split = tl.sum(before)
-
     slot, context, prefix = tl.load(slots_ptr + row), tl.load(context_lens_ptr + row), 0
     if SHARED:
         prefix = tl.load(prefix_lens_ptr + row)
     splits, tiles = _splits_of(context - prefix, least_keys, BLOCK_N)
     num_splits = tl.maximum(splits, 1)
+
+    before, all_splits = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+    for first in range(0, num_rows, BLOCK):
+        rows = first + tl.arange(0, BLOCK)
+        num_keys = tl.load(context_lens_ptr + rows, mask=rows < num_rows, other=0)
+        if SHARED:
+            num_keys -= tl.load(prefix_lens_ptr + rows, mask=rows < num_rows, other=0)
+        others, their_tiles = _splits_of(num_keys, least_keys, BLOCK_N)
+        others = tl.where(rows < num_rows, tl.maximum(others, 1), 0)
+        all_splits += others
+        before += tl.where((their_tiles > tiles) | ((their_tiles == tiles) & (rows < row)), others, 0)
+    first_split = tl.sum(before)
     for first in range(0, num_splits, BLOCK):
         split = first + tl.arange(0, BLOCK)
         key_start = prefix + split * tiles * BLOCK_N
@@ -110,8 +113,8 @@ def _split_keys_kernel(
         tl.store(at + 3 * capacity, key_end, mask=mask)
         tl.store(at + 4 * capacity, split, mask=mask)
         tl.store(at + 5 * capacity, num_splits, mask=mask)
-    if row == num_rows - 1:
-        for first in range(first_split + num_splits, capacity, BLOCK):
+    if row == 0:
+        for first in range(tl.sum(all_splits), capacity, BLOCK):
             unused = first + tl.arange(0, BLOCK)
             tl.store(table_ptr + unused, -1, mask=unused < capacity)
     for first in range(0, kv_heads, BLOCK):

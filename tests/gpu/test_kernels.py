@@ -328,7 +328,9 @@ def test_decode_attention_agrees_with_its_reference(
     ],
     ids=lambda case: f"{len(case)} rows of {max(case)}" if isinstance(case, list) else f"{case} heads",
 )  # fmt: skip
-def test_splits_have_every_key_once_and_are_about_equal(lengths: list[int], kv_heads: int) -> None:
+def test_splits_have_every_key_once_are_about_equal_and_the_longest_come_first(
+    lengths: list[int], kv_heads: int
+) -> None:
     contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     slots = torch.randperm(len(lengths)).int().to(DEVICE)
     splits = split_keys(slots, contexts, max(max(lengths), 1), kv_heads, itemsize=2)
@@ -343,6 +345,8 @@ def test_splits_have_every_key_once_and_are_about_equal(lengths: list[int], kv_h
         ]
         assert [start[j] for j in own] == [0, *(end[j] for j in own[:-1])]
         assert end[own[-1]] == length
+    tiles = [-(-(end[j] - start[j]) // 64) for j in range(len(row)) if split[j] == 0]
+    assert tiles == sorted(tiles, reverse=True), "a row with longer splits comes first"
     a_program = sum(lengths) * kv_heads / (12 * multiprocessors(contexts.device))
     assert max(a - b for a, b in zip(end, start, strict=True)) < 2 * max(512, a_program) + 64
 
