@@ -10,7 +10,12 @@ transformers, numpy and the engine alone; see floor.py for the floor. Of a row's
     cpu_ms_per_step          the thread's processor time in that: what is left of host_ms is blocked, or given to others
     launch_ms_per_step       from a step's submission to its last launch; eager_launch_ms: of steps without a graph alone
     between_steps_share      share of the time in which no step had begun on the device. Gaps between the launches within a
-                             step are not in it: a trace shows them, and eager_launch_ms tells of them
+                             step are not in it
+
+What the device does is seen in an untimed pass after the first repetition, in which some steps are traced at times:
+
+    gpu_idle_share           share of their time, from the first kernel to the last one's end, in which neither a kernel nor a
+                             copy ran. Tracing slows launches down, so that it is too high where the device waits for those
 """
 
 import argparse
@@ -29,6 +34,9 @@ from random_model import random_engine, requests_of, shape_of
 
 from headrace.engine import Engine, EngineConfig
 from headrace.engine.build import Parts
+
+WINDOW_STEPS = 8
+"""Steps that are traced at a time for the idle share."""
 
 
 class MeasuredExecutor:
@@ -121,25 +129,75 @@ def mean_launch_ms(timings: list) -> float:
     return 1e3 * sum(timing.launched_at - timing.submitted_at for timing in timings) / max(len(timings), 1)
 
 
+def idle_share(engine: Engine, work: list, steps: int, windows: int) -> float | None:
+    """GPU idle share over at most so many windows, spread over the steps that the workload takes. None of no window."""
+    windows = min(windows, steps // (2 * WINDOW_STEPS))
+    requests = requests_of(work, "idle")
+    engine.add_many(requests)
+    idle = total = 0.0
+    for window in range(windows):
+        advance(engine, (window + 1) * steps // windows - window * steps // windows - WINDOW_STEPS)
+        synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            advance(engine, WINDOW_STEPS)
+            synchronize()
+        between, whole = gaps(spans_of(profile))
+        idle, total = idle + between, total + whole
+    drop(engine, requests)
+    return idle / total if total else None
+
+
+def spans_of(profile: torch.profiler.profile) -> list[tuple[float, float]]:
+    """When kernels and copies ran, in microseconds, from the third step on: the first finds an empty queue, and what is
+    traced for the first time takes longer."""
+    events = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    steps = [begins for begins, _, name in events if name.startswith("_step_inputs")]
+    return [(begins, ends) for begins, ends, _ in events if steps[2:] and begins >= steps[2]]
+
+
+def gaps(spans: list[tuple[float, float]]) -> tuple[float, float]:
+    """What no span covers between the first one's begin and the last one's end, and all of that time. Spans come by begin."""
+    if not spans:
+        return 0.0, 0.0
+    idle, end = 0.0, spans[0][1]
+    for begins, ends in spans:
+        idle, end = idle + max(begins - end, 0.0), max(end, ends)
+    return idle, end - spans[0][0]
+
+
+def advance(engine: Engine, steps: int) -> None:
+    """So many steps, or until nothing is left to do."""
+    for _ in range(steps):
+        if engine.has_work:
+            engine.step()
+
+
+def drop(engine: Engine, requests: list) -> None:
+    """End what is left of the requests."""
+    for request in requests:
+        engine.abort(request.id)
+    while engine.has_work:
+        engine.step()
+
+
 def trace(engine: Engine, parts: Parts, work: list, path: Path, first: int, count: int) -> None:
     """A Chrome trace of ``count`` steps after the first ``first`` of a workload."""
     parts.executor.timings = None
     requests = requests_of(work, "trace")
     engine.add_many(requests)
-    for _ in range(first):
-        engine.step()
+    advance(engine, first)
     synchronize()
     with torch.profiler.profile() as profile:  # of the GPU too, where there is one
-        for _ in range(count):
-            engine.step()
+        advance(engine, count)
         synchronize()
     profile.export_chrome_trace(str(path))
     order = "cuda_time_total" if parts.executor.runner.device.type == "cuda" else "cpu_time_total"
     print(profile.key_averages().table(sort_by=order, row_limit=18, max_name_column_width=60))
-    for request in requests:
-        engine.abort(request.id)
-    while engine.has_work:
-        engine.step()
+    drop(engine, requests)
 
 
 def main() -> None:
@@ -169,6 +227,12 @@ def main() -> None:
         help="write a Chrome trace of some steps of each workload to PATH.MODEL.WORKLOAD.json.gz",
     )
     parser.add_argument("--trace-at", type=int, default=100, help="steps before the trace begins")
+    parser.add_argument(
+        "--idle-windows",
+        type=int,
+        default=8,
+        help="times that steps are traced in a pass of their own for the GPU idle share; 0: no such pass",
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
@@ -184,7 +248,7 @@ def main() -> None:
     out = args.out or default_out(args.device)
     asked = options | {"seed": args.seed, "limit": args.limit}
     results = results_file.ResultsFile(out, args.commit, device=args.device, options=asked)
-    rows = []
+    rows, on_cuda = [], args.device != "cpu" and torch.cuda.is_available()
     for given in args.model.split(","):
         model, shape = shape_of(given)
         engine, parts, ready = random_engine(given, device=args.device, **options)
@@ -199,9 +263,13 @@ def main() -> None:
                 trace(
                     engine, parts, work, args.trace.with_suffix(f".{model}.{name}.json.gz"), args.trace_at, 12
                 )
+            idle = None
             for rep in range(args.reps):
                 row = {"model": model, "workload": name, "rep": rep, "ready_s": ready}
                 row |= run(engine, parts, measured, work, f"{name}-{rep}")
+                if on_cuda and args.idle_windows and idle is None:
+                    idle = idle_share(engine, work, row["steps"], args.idle_windows)
+                row["gpu_idle_share"] = idle
                 floor = floor_seconds(shape, work)
                 tokens_in, tokens_out = sum(len(p) for p, _ in work), sum(o for _, o in work)
                 row |= {
@@ -239,7 +307,7 @@ def print_table(rows: list[dict]) -> None:
     columns = {
         "model": "model", "workload": "workload", "seconds": "s", "output_tokens_per_s": "out/s", "total_tokens_per_s": "tok/s",
         "share_of_floor": "floor", "host_ms_per_step": "host ms", "cpu_ms_per_step": "cpu ms", "launch_ms_per_step": "launch ms",
-        "eager_launch_ms": "eager ms", "between_steps_share": "between", "graph_hits": "graphs", "prefix_hit_rate": "hits",
+        "eager_launch_ms": "eager ms", "between_steps_share": "between", "gpu_idle_share": "idle", "graph_hits": "graphs", "prefix_hit_rate": "hits",
         "kv_utilisation": "kv", "peak_memory_gib": "GiB", "steps": "steps",
     }  # fmt: skip
     results_file.table([{title: row[key] for key, title in columns.items()} for row in rows])

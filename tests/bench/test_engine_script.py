@@ -45,3 +45,12 @@ def test_a_gpu_s_rows_have_a_file_by_its_name_and_a_cpu_s_none(monkeypatch: pyte
     assert default_out("cpu") is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert default_out("cuda") is None
+
+
+def test_the_idle_share_counts_what_no_kernel_covers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    gaps = runpy.run_path(str(ROOT / "bench/engine.py"))["gaps"]
+    assert gaps([]) == (0.0, 0.0)
+    assert gaps([(5.0, 7.0)]) == (0.0, 2.0)
+    # One within another, two that overlap, and gaps of 1 and of 3.
+    assert gaps([(0.0, 10.0), (2.0, 4.0), (11.0, 13.0), (12.0, 14.0), (17.0, 20.0)]) == (4.0, 20.0)
