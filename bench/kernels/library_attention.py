@@ -120,7 +120,9 @@ def later_chunk(rows: int, tokens: int, cached: int, *heads: int) -> None:
     )
     blocks = torch.randperm(rows * cached // page, device=DEVICE).view(rows, -1)
     calls = [lambda k=k, v=v: (gather_pages(k, blocks), gather_pages(v, blocks)) for k, v in caches]
-    report_bandwidth("gather_pages", shape, 2 * caches[0].nbytes, seconds_per_call(calls))
+    report_bandwidth(
+        "prefill_attention", f"{shape} gathering the cached", 2 * caches[0].nbytes, seconds_per_call(calls)
+    )
 
 
 def mixed_rows(num_heads: int, kv_heads: int, head_dim: int) -> None:
