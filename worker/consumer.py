@@ -151,12 +151,21 @@ class TierConsumer:
                     self._turn(consumer)
             finally:
                 self._note_released()
-                consumer.close()  # calls _on_revoke, which commits
+                self._leave(consumer)
         except Exception as error:
             log.exception("consumer of %s ended", self.topic)
             self.failure = ConsumerFailed(f"{self.topic}: {error}")
         finally:
             self._wake.set()
+
+    def _leave(self, consumer: Consumer) -> None:
+        """Commit and leave the group. Amid a rebalance that takes librdkafka up to 5 s, for the broker to answer."""
+        if not self.partitions:
+            # Closed without partitions, it would leave a cooperative group without a word: the next rebalance would wait
+            # for it until its session has run out.
+            with contextlib.suppress(KafkaException):
+                consumer.unsubscribe()
+        consumer.close()  # calls _on_revoke, which commits
 
     def _turn(self, consumer: Consumer) -> None:
         if self._full and not self._full_for_long:

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import apache_kafka
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import ConsumerGroupState, TopicPartition
+from confluent_kafka.admin import AdminClient
 from pipeline import Pipeline
 from standin import StandInEngine
 
@@ -38,19 +39,18 @@ def test_a_rebalance_is_heard_of_within_a_second_where_the_client_decides() -> N
     assert "heartbeat.interval.ms" not in with_defaults({"group.protocol": "consumer"}, 100, 1 << 20)
 
 
+def consumer_of(topic: str, bootstrap: str, protocol: str = "classic") -> TierConsumer:
+    """A member of a group of the topic's own name."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": topic, "group.protocol": protocol}
+    wake = threading.Event()
+    return TierConsumer(settings, topic, "bulk", prefetch=10, max_bytes=1000, inbox=deque(), wake=wake)
+
+
 def test_a_rebalance_that_adds_or_takes_nothing_is_not_told_and_a_worker_without_partitions_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    consumer = TierConsumer(
-        {"bootstrap.servers": "nowhere"},
-        "jobs",
-        "standard",
-        prefetch=10,
-        max_bytes=1000,
-        inbox=deque(),
-        wake=threading.Event(),
-    )
+    consumer = consumer_of("jobs", "nowhere")
     broker, partition = Mock(), TopicPartition("jobs", 0)
     consumer._on_assign(broker, [])
     consumer._on_assign(broker, [partition])
@@ -60,6 +60,31 @@ def test_a_rebalance_that_adds_or_takes_nothing_is_not_told_and_a_worker_without
     consumer._on_assign(broker, [])
     nothing = "assigned no partition of jobs"
     assert caplog.messages == [nothing, "assigned jobs[0]", "revoked jobs[0]", nothing]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_without_partitions_leaves_its_group_too(
+    line: Pipeline, kafka_kind: str, protocol: str
+) -> None:
+    if kafka_kind == apache_kafka.TANSU:
+        pytest.skip("needs a broker that tells a group's members")
+    topic = f"{line.topics.prefix}.single"
+    apache_kafka.create_topics(line.bootstrap, [topic], partitions=1)
+    members = [consumer_of(topic, line.bootstrap, protocol) for _ in range(2)]
+    for member in members:
+        member.start()
+    admin = AdminClient({"bootstrap.servers": line.bootstrap})
+
+    def group() -> tuple[int, ConsumerGroupState]:
+        told = admin.describe_consumer_groups([topic])[topic].result(120)
+        return len(told.members), told.state
+
+    line.wait_for(lambda: sorted(member.partitions for member in members) == [0, 1])
+    line.wait_for(lambda: group() == (2, ConsumerGroupState.STABLE))
+    idle, busy = sorted(members, key=lambda member: member.partitions)
+    idle.close(120)
+    assert group()[0] == 1
+    busy.close(120)
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
