@@ -191,8 +191,9 @@ class Client:
         comes as it was published, with ``result_ref`` instead of its answers; one that the topic did not take has an
         ``error`` beside ``succeeded``.
 
-        Given the Submission, it also waits for each of its jobs, and adds to ``problems`` the lines that turn out to be
-        refused. Such a line has no result: that of other content which has its id is left out.
+        Given the Submission, it also waits for each of its jobs: by name alone it may end before a line that has replaced
+        another (by another custom_id), since the one replaced has ended and counts. And it adds to ``problems`` the lines
+        that turn out to be refused. Such a line has no result: that of other content which has its id is left out.
 
         Raises BrokerUnreachable and TopicMissing.
         """
