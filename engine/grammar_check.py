@@ -128,6 +128,8 @@ def _serve(limit_s: float) -> None:
 
     from headrace.engine.guidance import BadGrammar, compile_matcher
 
+    # A supervisor may tell all processes to end: an end of this one would speak against the grammar that it has.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
     print(flush=True)

@@ -4,6 +4,7 @@ Parent and child talk over one private pipe. The parent's reader thread always d
 report; the child looks for commands between steps. A child whose parent is gone sees the pipe close and ends.
 """
 
+import atexit
 import contextlib
 import gc
 import multiprocessing
@@ -40,6 +41,8 @@ class EngineProcess:
             target=_serve, args=(config, child_end), name="headrace-engine", daemon=True
         )
         self._process.start()
+        # What multiprocessing sends to a daemon at the end, and then waits for, is SIGTERM, to which the child is deaf.
+        atexit.register(self._process.kill)
         child_end.close()
         self._running: set[str] = set()
         self._outputs: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
@@ -104,6 +107,7 @@ class EngineProcess:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        atexit.unregister(self._process.kill)
         self._pipe.close()
 
     def _send(self, command: str, *args: Any) -> None:
@@ -142,7 +146,9 @@ class EngineProcess:
 
 def _serve(config: EngineConfig, pipe: Connection) -> None:
     """The child: build the engine, then alternate between commands and steps until told to close."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # Terminals and supervisors tell all processes of a group that they are to end: how is the parent's to say.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     from headrace.engine.engine import Engine
 
     try:

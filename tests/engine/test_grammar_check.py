@@ -63,6 +63,16 @@ def test_a_child_that_others_ended_is_made_again(checker: GrammarChecker) -> Non
     checker.check(form)
 
 
+def test_a_child_lives_on_where_a_supervisor_tells_all_to_end(checker: GrammarChecker) -> None:
+    form = Grammar.choice(["yes"])
+    checker.check(form)
+    child = checker._child
+    assert child is not None
+    child.terminate()
+    checker.check(form)
+    assert checker._child is child
+
+
 def test_a_child_that_does_not_start_says_nothing_of_the_grammar(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

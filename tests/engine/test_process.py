@@ -131,6 +131,29 @@ def test_a_killed_child_is_reported_and_close_still_works(engine):
     engine.close()
 
 
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_tells_a_whole_group_to_end_is_left_to_the_parent(engine, ending):
+    os.kill(engine.pid, ending)
+    engine.add_many([Request("a", [3], PARAMS)])
+    assert set(collect(engine, 1)) == {"a"}
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_parent_that_ends_without_closing_the_engine_does_not_wait_for_it(config, tmp_path, loaded):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        from headrace.engine import EngineConfig, EngineProcess
+        if __name__ == "__main__":
+            if not {loaded}:
+                EngineProcess._wait_until_ready = lambda self: sys.exit()
+            kept = EngineProcess(EngineConfig(model={config.model!r}, weights="random", device="cpu", kv_tokens=512))
+        """)
+    )
+    assert subprocess.run([sys.executable, script], timeout=120).returncode == 0
+
+
 def test_an_error_in_the_child_is_printed_there_and_reported_here(config, capfd):
     engine = EngineProcess(config)
     engine._pipe.send(
