@@ -49,6 +49,12 @@ def generate(
     lines of it.
     """
     check_input(source)
+    if str(target) == "-":
+        raise Failure(
+            Exit.USAGE,
+            "Results go to a file, not to stdout: --resume reads them.",
+            "Name a file.",
+        )
     if not resume and target.exists() and target.stat().st_size:  # known before a model is loaded for nothing
         raise Failure(
             Exit.REFUSED, f"{target} is already there.", "Go on with it by --resume, or choose another."

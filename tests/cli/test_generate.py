@@ -35,6 +35,16 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_results_go_to_no_file_of_the_name_that_elsewhere_is_stdout(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["generate", str(source), "-"])
+    assert result.exit_code == Exit.USAGE
+    assert "Results go to a file, not to stdout" in result.output
+    assert not Path("-").exists()
+
+
 @pytest.mark.timeout(600)
 def test_a_file_is_answered_and_taken_up_again(source: Path, tmp_path: Path, smollm: Path) -> None:
     target = tmp_path / "out.jsonl"
