@@ -1,6 +1,7 @@
 """`headrace submit`, `status`, `results`, `cancel`: what a user does with prompts."""
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,18 +85,21 @@ def submit(
     refuse_cancelled(settings, batch, idempotency_key)
     if batch is not None and idempotency_key is None:
         refuse_used(settings, batch)
+    expires_at = None if deadline is None else parse_deadline(deadline)
     with interrupt_on_signals(), open_input(file, "headrace submit -") as lines:
         submission = send(
             settings,
             lines,
             tier,
             batch_id=batch,
-            deadline=None if deadline is None else parse_deadline(deadline),
+            deadline=expires_at,
             idempotency_key=idempotency_key,
             strict=strict,
         )
         if not json:
             note(f"Batch {submission.batch_id}: {count(submission.expected, 'job')} sent to tier {tier}.")
+            if expires_at is not None and expires_at <= datetime.now(UTC):
+                note("The --deadline has passed: what has none of its own ends as expired.")
     if not json:
         report_problems(submission)
     progress, interrupted, changed = None, False, Refused(submission, {})
@@ -276,7 +280,9 @@ def find(ledger: "Ledger", tenant: str, target: str, remedy: str = "") -> "Batch
         raise Failure(
             Exit.NOT_FOUND,
             f"Nothing is known of a batch or job {target!r} of tenant {tenant!r}.",
-            remedy or "The recorder may not have read it yet; is `headrace recorder` running?",
+            remedy
+            or "A job goes by its id or job_id, not by its custom_id. What was just sent the recorder may not have read yet: is"
+            " `headrace recorder` running?",
         )
     return found
 

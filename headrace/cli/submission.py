@@ -77,8 +77,9 @@ def report_problems(submission: "Submission") -> None:
     if repeated := submission.repeated.count:
         first = submission.repeated.first_lines
         others = f" and {repeated - len(first)} more" if repeated > len(first) else ""
+        verb = "repeats" if repeated == 1 else "repeat"
         note(
-            f"{count(repeated, 'line')} (line {', '.join(map(str, first))}{others}) repeat the custom_id of an earlier one: all run,"
+            f"{count(repeated, 'line')} (line {', '.join(map(str, first))}{others}) {verb} the custom_id of an earlier one: all run,"
             " and only their ids tell their results apart."
         )
 

@@ -493,6 +493,22 @@ def test_lines_that_repeat_a_custom_id_run_and_are_warned_of_once(run: Run) -> N
     assert "9 jobs sent" in result.output
     assert result.stderr.count("custom_id") == 1
     assert "8 lines (line 2, 3, 4, 5, 6 and 3 more) repeat the custom_id of an earlier one" in result.stderr
+    once = run("submit", "-", stdin='{"custom_id": "a", "prompt": "x"}\n' * 2)
+    assert "1 line (line 2) repeats the custom_id" in once.stderr
+
+
+@pytest.mark.usefixtures("topics")
+@pytest.mark.parametrize(("deadline", "passed"), [("2020-01-01T00:00:00Z", True), ("1d", False)])
+def test_a_deadline_that_has_passed_is_told(run: Run, deadline: str, passed: bool) -> None:
+    result = run("submit", "-", "--deadline", deadline, stdin='{"prompt": "x"}\n')
+    assert result.exit_code == 0
+    assert ("The --deadline has passed" in result.stderr) is passed
+
+
+def test_who_asks_for_a_custom_id_is_told_what_a_job_goes_by(run: Run) -> None:
+    result = run("status", "q-1")
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "A job goes by its id or job_id, not by its custom_id." in result.stderr
 
 
 @pytest.mark.usefixtures("topics", "ended_batch")
