@@ -24,6 +24,7 @@ from headrace.schemas import (
     CancelJob,
     ControlMessage,
     JobResult,
+    PromptJob,
     Topics,
     UnreadableResult,
     uuid7,
@@ -112,10 +113,12 @@ class Client:
         A batch that was not handed over whole is cancelled if this call made up its name. One with a ``batch_id`` or
         an idempotency key stays open: for the next call, and since its jobs may be another's.
 
-        Raises InvalidName, NoJobs, BrokerUnreachable and TopicMissing before anything is sent, InvalidLine for a job that
-        cannot be written as JSON, and DeliveryFailed when Kafka did not take everything.
+        Raises TypeError for a single job or a file's name, InvalidName, NoJobs, BrokerUnreachable and TopicMissing before
+        anything is sent, InvalidLine for a job that cannot be written as JSON, and DeliveryFailed when Kafka did not take
+        everything.
         """
         self.confirmed = 0
+        _must_be_several(jobs)
         topic = self.topics.jobs(tier)
         if idempotency_key == "":
             raise InvalidName("idempotency_key is empty; leave it out, or give one")
@@ -268,6 +271,12 @@ class Client:
     def _send_control(self, message: ControlMessage, patience: float = float("inf")) -> None:
         self._outbox.send(self.topics.control, *message.encode())
         self._outbox.flush(patience)
+
+
+def _must_be_several(jobs: object) -> None:
+    """Raise TypeError for what would be sent in pieces: the keys of a dict, the characters of a string."""
+    if isinstance(jobs, PromptJob | Mapping | bytes | str):
+        raise TypeError(f"jobs must be a list, an open file or the like, not one {type(jobs).__name__}")
 
 
 def batch_named_by(tenant: str, idempotency_key: str) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import apache_kafka
@@ -142,6 +143,14 @@ def test_bad_lines_are_sent_as_they_are_and_reported_by_number(installation: Ins
     messages = installation.read(installation.topics.jobs("standard"), 4)
     assert {message.value() for message in messages} == set(lines)
     assert {dict(message.headers())[names.BATCH_ID] for message in messages} == {submission.batch_id.encode()}
+
+
+@pytest.mark.parametrize(
+    "jobs", ["jobs.jsonl", b'{"prompt": "a"}', {"prompt": "a"}, PromptJob(prompt="a")], ids=repr
+)
+def test_a_single_job_or_a_file_s_name_is_not_sent_in_pieces(jobs: Any) -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(TypeError, match="must be a list, an open file"):
+        client.submit(jobs)
 
 
 @pytest.mark.parametrize("jobs", [[], iter([]), ["\n", b" "]])
