@@ -1,12 +1,13 @@
 """What commands print: results to stdout, for people or as JSON; everything else to stderr."""
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -27,18 +28,26 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 def console() -> "Console":
     """The console on stdout. Made anew: tests and pipes replace sys.stdout."""
-    from rich.console import Console
-
-    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return _console(stderr=False)
 
 
 def messages() -> "Console":
     """The console on stderr."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> "Console":
     from rich.console import Console
 
-    return Console(
-        stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
-    )
+    stream = sys.stderr if stderr else sys.stdout
+    made = Console(stderr=stderr, highlight=False, emoji=False, width=None if stream.isatty() else PIPE_WIDTH)
+    made.on_broken_pipe = _raise_broken_pipe  # type: ignore[method-assign]
+    return made
+
+
+def _raise_broken_pipe() -> NoReturn:
+    """In place of rich's own way, which is to exit with 1, and to send stdout nowhere whichever stream it is."""
+    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def printable(text: str) -> str:

@@ -441,23 +441,26 @@ def test_properties_that_exclude_each_other_are_both_named() -> None:
     )
 
 
-def process(stdout: int, home: Path) -> subprocess.CompletedProcess[str]:
+def process(stdout: int, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = child_environment(HEADRACE_STATE_DIR=str(home), KAFKA_BOOTSTRAP_SERVERS="", DATABASE_URL="")
-    command = [sys.executable, "-m", "headrace", "doctor", "--json"]
+    command = [sys.executable, "-m", "headrace", "doctor", *options]
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_a_reader_that_has_read_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_a_reader_that_has_read_enough_ends_a_command_quietly(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    ended = process(writing, tmp_path)
+    ended = process(writing, tmp_path, *options)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (Exit.PIPE_CLOSED, "")
 
 
 def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        ended = process(full.fileno(), tmp_path)
+        ended = process(full.fileno(), tmp_path, "--json")
     error = json.loads(ended.stderr)["error"]
     assert ended.returncode == error["exit_code"] == Exit.REFUSED
     assert "full" in error["message"]
