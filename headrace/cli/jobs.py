@@ -235,6 +235,8 @@ def results(
         )
     elif output not in (None, "-"):
         note(f"{count(written, 'result')} in {output}.")
+    elif stop.is_set():
+        note(f"Stopped after {count(written, 'result')}.")
     if stop.is_set():
         raise typer.Exit(Exit.INTERRUPTED)
     reader.check()

@@ -274,6 +274,22 @@ def test_a_ctrl_c_leaves_the_results_that_came_and_says_how_many(database_url: s
     assert len(file.read_text().splitlines()) == 3
 
 
+@pytest.mark.usefixtures("topics", "ended_batch")
+def test_a_ctrl_c_says_how_many_results_came_to_stdout_too(
+    run: Run, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(ledger: Ledger, tenant: str, batch_id: str) -> list[RejectionRow]:
+        signal.raise_signal(signal.SIGINT)
+        return []
+
+    with Ledger(database_url) as ledger:
+        ledger.record([job_row("runs", 7)])
+    monkeypatch.setattr(Ledger, "rejections", stopped)
+    result = run("results", "b", "--follow")
+    assert result.exit_code == Exit.INTERRUPTED, result.output
+    assert f"Stopped after {len(result.stdout.splitlines())} results." in result.stderr
+
+
 @pytest.mark.usefixtures("topics")
 def test_a_batch_that_is_open_and_has_jobs_takes_more_under_an_idempotency_key_alone(
     run: Run, database_url: str
