@@ -43,7 +43,9 @@ def _load_leniently(value: bytes) -> Any:
         message = f"the value is not UTF-8 (byte {error.start})"
         raise Unparsable(ErrorCode.INVALID_ENCODING, message) from None
     except json.JSONDecodeError as error:
-        message = f"the value is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
+        # Mostly the value is a line itself, with a number of its own in its file.
+        line = f"line {error.lineno}, " if "\n" in error.doc.strip() else ""
+        message = f"the value is not JSON ({line}column {error.colno}: {error.msg})"
         raise Unparsable(ErrorCode.INVALID_JSON, message) from None
     except RecursionError:
         raise Unparsable(ErrorCode.NESTED_TOO_DEEP, TOO_DEEP) from None

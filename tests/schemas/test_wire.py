@@ -43,6 +43,14 @@ def test_what_is_no_json_object_is_told_apart(value: bytes | None, code: ErrorCo
 
 
 @pytest.mark.parametrize(
+    ("value", "where"), [(b'{"a" 1}\r\n', "column 6"), (b'{\n"a" 1\n}\n', "line 2, column 5")]
+)
+def test_a_value_that_is_a_line_of_a_file_is_given_no_line_of_its_own(value: bytes, where: str) -> None:
+    with pytest.raises(Unparsable, match=rf"is not JSON \({where}: "):
+        load_object(value)
+
+
+@pytest.mark.parametrize(
     ("value", "parsed"),
     [
         (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
