@@ -45,7 +45,7 @@ def generate(
 
     Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line, and
     the model that answered, whichever one the line asked for. --resume reads IN.jsonl again, so it is a file, not stdin;
-    one that is compressed, UTF-16 or UTF-32, a JSON array or JSON over several lines is refused, with a command that makes
+    one that is compressed, UTF-16 or UTF-32, a JSON array, JSON over several lines or text is refused, with a command that makes
     lines of it.
     """
     check_input(source)

@@ -1,5 +1,6 @@
 """A file of jobs, opened: with at least one line, and not of a form that only looks like JSON lines."""
 
+import codecs
 import re
 import shlex
 import sys
@@ -32,6 +33,7 @@ _UNMARKED = {
     "UTF-16LE": re.compile(rb"([ \t\r\n]\0)*[{[]\0"),
     "UTF-16BE": re.compile(rb"(\0[ \t\r\n])*\0[{[]"),
 }
+LOOKED_AT = 100  # lines, for one that may be a job
 _SPREAD = ("JSON over several lines, and must be one object a line", "jq -c .")
 _CR_ALONE = ("of lines that end with CR alone, and must end with LF", "tr '\\r' '\\n' <")
 
@@ -83,6 +85,12 @@ def _looked_at(source: IO[bytes], name: str, file: str, sink: str) -> Iterable[b
     if form := _unmarked(b"".join(ahead)) or _other_form(ahead[-1].strip()):
         what, command = form
         raise Failure(Exit.USAGE, f"No job was read: {name} is {what}.", f"Try `{command} {file} {sink}`.")
+    if not _comes_to_an_object(source, ahead):
+        raise Failure(
+            Exit.USAGE,
+            f"No job was read: of the first lines of {name} none is a JSON object.",
+            f"Where each line is a prompt, try `jq -Rc '{{prompt: .}}' {file} {sink}`.",
+        )
     if start is None:
         return chain(ahead, source)
     source.seek(start)
@@ -97,6 +105,19 @@ def _read_ahead(source: IO[bytes], name: str) -> list[bytes]:
         if line.strip(b" \t\n\r\v\f\0"):  # NUL: the other half of a blank in UTF-16
             return ahead
     raise Failure(Exit.USAGE, f"There are no jobs in {name}: it is empty.")
+
+
+def _comes_to_an_object(source: IO[bytes], ahead: list[bytes]) -> bool:
+    """Whether one of the first lines begins as a job does; those that are read for that are put to ``ahead``.
+
+    Some bad lines are no more than that. Where all are, each would be a dead letter, and too many stop workers for everybody.
+    """
+    while not ahead[-1].removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+        line = source.readline()
+        if not line or len(ahead) == LOOKED_AT:
+            return False
+        ahead.append(line)
+    return True
 
 
 def _unmarked(start: bytes) -> tuple[str, str] | None:

@@ -67,7 +67,7 @@ def submit(
 ) -> None:
     """Send a file of prompts to Kafka as one batch.
 
-    One that is compressed, UTF-16 or UTF-32, a JSON array or JSON over several lines is refused, with a command that makes
+    One that is compressed, UTF-16 or UTF-32, a JSON array, JSON over several lines or text is refused, with a command that makes
     lines of it.
 
     A bad line is sent as well: it ends as failed or rejected in its batch, and does not touch its neighbours. One that

@@ -151,8 +151,34 @@ def test_a_command_that_reads_its_file_again_says_so_of_what_can_be_read_once(
     assert "Write the lines to a file" in result.output
 
 
+@pytest.mark.parametrize("look", [opened, check_input])
 @pytest.mark.parametrize(
-    "first", [b"not json", b'{"prompt": "a"', b"\xef\xbb\xbf{}", b"\xff", b"\n\n{}", b"\0", b"\n\0{}"]
+    "text",
+    [b"Tell me a joke.\n", b"custom_id,prompt\na,Hi\n", b"\0\1", b"no object\n" * 100 + LINES.encode()],
+)
+def test_what_has_no_object_among_its_first_lines_is_refused_with_a_command_for_plain_prompts(
+    look: Callable[[Path], None], text: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(text)
+    with pytest.raises(Failure, match=r"of the first lines of .* none is a JSON object") as refused:
+        look(file)
+    assert refused.value.exit_code is Exit.USAGE
+    assert f"jq -Rc '{{prompt: .}}' {file} " in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"no object\n" * 98 + b"no object",
+        b"not json",
+        b'{"prompt": "a"',
+        b"\xef\xbb\xbf{}",
+        b"\xff",
+        b"\n\n{}",
+        b"\0",
+        b"\n\0{}",
+    ],
 )
 def test_a_bad_line_at_the_top_is_no_more_than_that(first: bytes, tmp_path: Path) -> None:
     file = tmp_path / "jobs"
