@@ -297,8 +297,11 @@ def _prefill_attention_cpu(
             is_causal=whole,
             scale=scale,
             enable_gqa=True,
-        )
-        out[first:end] = attended[0].transpose(0, 1)
+        )[0].transpose(0, 1)
+        if not whole and bool(attended.isnan().any()):
+            # Its mask is added to the scores: a key that is NaN is one to queries that do not see it, too.
+            attended = _each_query(q[first:end], k[:, :context], v[:, :context], scale).to(q.dtype)
+        out[first:end] = attended
     return out
 
 
@@ -313,17 +316,27 @@ def _one_query_at_a_time(
     scale: float,
     out: Tensor,
 ) -> Tensor:
-    """Two products a query, in fp32, whose shapes follow from its position alone. Rows without keys get zeros."""
-    kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    """As ``_each_query``, for all rows. Rows without keys get zeros."""
     out.zero_()
     rows = _rows_with_keys(k_cache, v_cache, block_tables, slots, query_start, context_lens)
     for first, end, context, k, v in rows:
-        k, v = k.float(), v.float()
-        queries = (q[first:end].float() * scale).view(end - first, kv_heads, -1, head_dim)
-        for token, query in enumerate(queries):
-            keys = context - (end - first) + token + 1
-            weights = (query @ k[:, :keys].transpose(1, 2)).softmax(dim=-1)
-            out[first + token] = (weights @ v[:, :keys]).view(-1, head_dim)
+        out[first:end] = _each_query(q[first:end], k[:, :context], v[:, :context], scale)
+    return out
+
+
+def _each_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Two products a query, in fp32, whose shapes follow from its position alone.
+
+    q: [T, Hq, D], the last T positions of K. k, v: [Hkv, K, D]. Returns [T, Hq, D] fp32.
+    """
+    (kv_heads, context, head_dim), tokens = k.shape, len(q)
+    k, v = k.float(), v.float()
+    out = torch.empty(q.shape, dtype=torch.float32)
+    queries = (q.float() * scale).view(tokens, kv_heads, -1, head_dim)
+    for token, query in enumerate(queries):
+        keys = context - tokens + token + 1
+        weights = (query @ k[:, :keys].transpose(1, 2)).softmax(dim=-1)
+        out[token] = (weights @ v[:, :keys]).view(-1, head_dim)
     return out
 
 

@@ -77,6 +77,19 @@ def test_decode_on_the_cpu_agrees_with_the_reference(heads: tuple[int, int, int]
     assert_near(out, decode_attention_reference(*rows.in_fp32().decode_arguments()))
 
 
+@pytest.mark.parametrize("length", [(70, 70), (40, 70)], ids=["whole", "chunk"])
+def test_a_key_that_is_nan_spoils_the_queries_that_see_it_and_no_others(length: tuple[int, int]) -> None:
+    rows = contiguous(paged_rows([length, (33, 33)], (9, 3, 64)))
+    sound = prefill_attention(*rows.prefill_arguments())
+    block = rows.block_tables[rows.slots[0], 1]
+    rows.k_cache[block, :, 50 - 32] = float("nan")
+    out = prefill_attention(*rows.prefill_arguments())
+    sees = torch.zeros(len(out), dtype=torch.bool)
+    sees[length[0] - 20 : length[0]] = True
+    assert out[sees].isnan().all()
+    assert_near(out[~sees], sound[~sees])
+
+
 def test_a_row_s_result_does_not_depend_on_its_neighbours() -> None:
     rows = contiguous(paged_rows([(1, context) for context in CONTEXTS], (9, 3, 64)))
     together = decode_attention(*rows.decode_arguments()[:-1], rows.max_context_len, rows.scale)
