@@ -7,6 +7,7 @@ prefix tree knows is full, so no overshoot can land in it.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,14 @@ class BlockPool:
             if block in self._tree:
                 self._cached[block] = None
             else:
+                self._free.append(block)
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Let the prefix tree find these blocks of its no more, and free those that nobody counts on."""
+        for block in blocks:
+            self._tree.forget(block)
+            if block in self._cached:
+                del self._cached[block]
                 self._free.append(block)
 
     def check(self) -> None:

@@ -23,7 +23,7 @@ class StepHandle(Protocol):
     """A step that was launched."""
 
     def tokens(self) -> NDArray[np.int64]:
-        """[K] sampled tokens in the order of the plan's sample rows; waits for the step."""
+        """[K] sampled tokens in the order of the plan's sample rows, as in ``Sampled``; waits for the step."""
 
     def logprobs(self) -> NDArray[np.int32] | None:
         """What the plan's logprob rows asked for, packed as in ``Sampled``; waits for the step."""

@@ -98,7 +98,7 @@ class Guide:
             self._look()
 
     def fail(self) -> None:
-        """The matcher has met one of its limits, or a defect of its own."""
+        """The matcher has met one of its limits, or a defect of its own; or no token could be chosen."""
         self._end(Outcome.FAILED)
 
     def due(self, length: int) -> Outcome | None:

@@ -59,10 +59,13 @@ class Masks:
         return torch.full((1, self._words), -1, dtype=torch.int32, device=self._device)
 
     def take(self, rows: Sequence[GuidedRow], tokens: NDArray[np.int64]) -> None:
-        """Let the guides take in what their rows sampled. tokens: [K], of all the step's sample rows."""
+        """Let the guides take in what their rows sampled. tokens: [K], of all the step's sample rows; -1: none was chosen."""
         wanted = [row for row in rows if row.guide.wants(row.position)]
         own = tokens[[row.row for row in wanted]].tolist()
         for row, token in zip(wanted, own, strict=True):
+            if token < 0:  # the scheduler will end the sequence; until then it overshoots
+                row.guide.fail()
+                continue
             try:
                 with panics_as_errors:
                     row.guide.matcher.consume_token(token)  # takes a microsecond: less than to wake a thread

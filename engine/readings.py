@@ -69,16 +69,22 @@ class PromptReader:
         sums = np.array(runs, np.int32).reshape(-1, 2)
         return Readings(_joined(at), _joined(targets), _joined(counts), sums[:, 0].copy(), sums[:, 1].copy())
 
-    def retire(self, step: int, read: ReadOff) -> None:
-        """Hand on what a finished step has read."""
+    def retire(self, step: int, read: ReadOff) -> list[Sequence]:
+        """Hand on what a finished step has read. Returns whose is not all finite: one log-probability of a place tells."""
         readers = self._launched.pop(step)
+        spoilt: list[Sequence] = []
         start = 0
         for seq, count in readers.lines:
             width = 1 + 2 * seq.request.prompt_logprobs
-            seq.prompt_logprobs.append(read.lines[start : start + count, :width].copy())
+            seq.prompt_logprobs.append(lines := read.lines[start : start + count, :width].copy())
             start += count
+            if np.isnan(lines[:, 0].view(np.float32)).any():
+                spoilt.append(seq)
         for seq, total in zip(readers.sums, read.sums, strict=True):
             seq.sums.append(total.copy())
+            if not np.isfinite(total).all():
+                spoilt.append(seq)
+        return spoilt
 
 
 def _joined(parts: Iterable[Ints]) -> Ints:

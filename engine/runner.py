@@ -32,7 +32,7 @@ EDITED_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step chose. tokens: [K] int64, in the order of ``StepPlan.sample_rows``.
+    """What a step chose. tokens: [K] int64, in the order of ``StepPlan.sample_rows``; -1 where logits are not finite.
 
     logprobs: [L, 1 + 2 W] int32, a line for each of ``StepPlan.logprob_rows`` (W: the most that one of them wants) as
     in ``pack_logprobs``. None where no row wants any. read: what ``StepPlan.readings`` asked for, if anything.

@@ -6,7 +6,7 @@ only when a sequence is seated, preempted or ends. No torch.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -33,6 +33,11 @@ LOOKAHEAD = 64
 
 PLANNED = 8192
 """Waiting sequences of one priority and deadline that are ordered by prompt at a time."""
+
+NOT_FINITE = (
+    "the model computed values that are not finite numbers: its weights are damaged, or too large for the dtype it runs in;"
+    " check them, or set HEADRACE_DTYPE to bfloat16 or float32, and report it if that does not help"
+)
 
 _NONE: Ints = np.empty(0, np.int32)
 
@@ -154,16 +159,17 @@ class Scheduler:
         logprobs: NDArray[np.int32] | None = None,
         read: ReadOff | None = None,
     ) -> StepOutput:
-        """Take in the sampled tokens of a finished step, [K] in the order of ``plan.sample_rows``.
+        """Take in the sampled tokens of a finished step, [K] in the order of ``plan.sample_rows``; -1: none could be chosen.
 
         logprobs: those of ``plan.logprob_rows``, a line for each as ``Sequence.logprobs`` keeps them. read: what
         ``plan.readings`` asked for.
         """
         s, slots = self.slots, plan.slots[plan.sample_rows]
         if read is not None:
-            self._layout.reader.retire(plan.number, read)
+            self._fail(self._layout.reader.retire(plan.number, read))
         if logprobs is not None:
-            self._note_logprobs(plan, slots, logprobs)
+            self._fail(self._note_logprobs(plan, slots, logprobs))
+        self._fail(self._whose(slots, plan.epochs, np.flatnonzero(tokens < 0)))
         same = s.epoch[slots] == plan.epochs
         for i in np.flatnonzero(~same).tolist():
             self._retire_leaver((int(slots[i]), int(plan.epochs[i])), int(tokens[i]))
@@ -437,6 +443,18 @@ class Scheduler:
         del self._by_id[seq.id]
         self._ended.completions.append(seq.completion(reason, self._clock(), stop_token, keep, error))
 
+    def _fail(self, spoilt: Iterable[Sequence | None]) -> None:
+        """End sequences of which the model computed what is no finite number.
+
+        No block that they computed or read is found again, since nobody knows in which of them it began.
+        """
+        for seq in spoilt:
+            if seq is None or seq.status is SequenceStatus.FINISHED:
+                continue
+            self._end(seq, FinishReason.ABORT, error=InvalidRequest(NOT_FINITE, code="non_finite_values"))
+            tokens = np.append(seq.tokens, np.int32(-1))  # a match ends before the last token
+            self.pool.forget(self.tree.match(seq.request.salt, tokens, len(tokens)).blocks)
+
     def _follow_guide(self, seq: Sequence, length: int, *, stopped: bool) -> bool:
         """End a sequence, or put it back, if its guide says so now that it has ``length`` tokens. Whether it did."""
         guide = seq.guide
@@ -497,16 +515,28 @@ class Scheduler:
         elif len(seq.tokens) >= seq.limit:
             self._end(seq, FinishReason.LENGTH)
 
-    def _note_logprobs(self, plan: StepPlan, slots: Ints, logprobs: NDArray[np.int32]) -> None:
-        """Hand each line to its sequence, wherever it is by now; those of sequences that have ended are dropped."""
+    def _note_logprobs(
+        self, plan: StepPlan, slots: Ints, logprobs: NDArray[np.int32]
+    ) -> list[Sequence | None]:
+        """Hand each line to its sequence, wherever it is by now; those of sequences that have ended are dropped.
+
+        Returns whose are NaN.
+        """
         rows = plan.logprob_rows
-        for slot, epoch, line in zip(
-            slots[rows].tolist(), plan.epochs[rows].tolist(), logprobs.copy(), strict=True
-        ):
-            here = self.slots.epoch[slot] == epoch
-            seq = self.slots.sequence[slot] if here else self._leavers.get((slot, epoch))
+        whose = self._whose(slots, plan.epochs, rows)
+        for seq, line in zip(whose, logprobs.copy(), strict=True):
             if seq is not None:
                 seq.logprobs.append(line)
+        return [whose[i] for i in np.flatnonzero(np.isnan(logprobs[:, 0].view(np.float32)))]
+
+    def _whose(self, slots: Ints, epochs: Ints, rows: NDArray[np.integer]) -> list[Sequence | None]:
+        """The tenants of these rows' slots, wherever they are by now; None for one that ended where it was."""
+        s = self.slots
+        tenancies = zip(slots[rows].tolist(), epochs[rows].tolist(), strict=True)
+        return [
+            s.sequence[slot] if s.epoch[slot] == epoch else self._leavers.get((slot, epoch))
+            for slot, epoch in tenancies
+        ]
 
     def _note_first_tokens(self, slots: Ints) -> None:
         s = self.slots

@@ -3,7 +3,8 @@
 
     logprob_v = logits_v - log sum_u exp(logits_u)        of the model's own logits, in fp32
 
-The likeliest are found one by one, each the largest below the one before it. Equals may come in any order.
+The likeliest are found one by one, each the largest below the one before it. Equals may come in any order. A row with a
+logit that is NaN or plus infinity has NaN for its chosen token, whichever that is, -1 (none could be chosen) included.
 """
 
 import torch
@@ -45,7 +46,7 @@ def _logprobs_kernel(
     log_sum = top + tl.log(tl.sum(mass))
 
     out_ptr = logprobs_ptr + program * (1 + width)
-    chosen = tl.load(row_ptr + tl.load(tokens_ptr + row)).to(tl.float32)
+    chosen = tl.load(row_ptr + tl.maximum(tl.load(tokens_ptr + row), 0)).to(tl.float32)
     tl.store(out_ptr, chosen - log_sum)
 
     last = float("inf")
@@ -95,5 +96,5 @@ def logprobs_reference(logits: Tensor, rows: Tensor, tokens: Tensor, width: int)
     wanted = rows.long()
     values = logits[wanted].float().log_softmax(dim=-1)
     top, ids = values.topk(width, dim=-1)
-    chosen = values.gather(1, tokens[wanted, None])
+    chosen = values.gather(1, tokens[wanted, None].clamp(min=0))
     return torch.cat((chosen, top), dim=1), ids.int()

@@ -10,6 +10,8 @@ It is a function of (seed, position, token id) alone: the same whatever else is 
 Kept are the tokens that pass every filter, each a threshold on s: min_p (probability at least min_p times the largest),
 top_k (at least the k-th largest s), and, over the distribution that those two leave, top_p (the tokens strictly more
 likely than this one hold less than top_p). Equals stand or fall together, and the most likely token is always kept.
+
+A row with a logit that is NaN or plus infinity has no distribution: NO_TOKEN is chosen. Minus infinity is a token kept out.
 """
 
 import torch
@@ -19,6 +21,10 @@ from torch import Tensor
 
 from headrace.kernels.dispatch import LAUNCH_OPTIONS, check, next_power_of_2, use_triton
 
+NO_TOKEN = -1
+"""What is chosen where there is nothing to choose from."""
+
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # of fp32, but for minus infinity
 _MIN_TEMPERATURE = 1e-30  # keeps logits / temperature finite
 _CANDIDATES = 1024  # on the CPU: how many of the largest scores are sorted before all are
 
@@ -51,13 +57,13 @@ def _gumbel(bits):
 
 @triton.jit
 def _may_win(score, bits, best):
-    """Whether score + gumbel noise may exceed best, without taking the noise's logarithms.
+    """Whether score + gumbel noise may exceed best, without taking the noise's logarithms; also of any score that is NaN.
 
     score - log(-log(1 - u)) > best needs -log(1 - u) < exp(score - best), and u is less than its left side. The bits'
-    first 23, as the mantissa of a float in [1, 2), give u from below.
+    first 23, as the mantissa of a float in [1, 2), give u from below. best must not be minus infinity.
     """
     uniform = ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
-    return uniform <= tl.exp(score - best) * 1.001
+    return ~(uniform > tl.exp(score - best) * 1.001)
 
 
 @triton.jit
@@ -136,11 +142,15 @@ def _draw(
     row_ptr, vocab, sampled, inverse_temperature, least, least_key, key_0, key_1,
     FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row's choice among the scores from least and least_key on, and its largest score (if FILTERED)."""
+    """One row's choice among the scores from least and least_key on, and its largest score (if FILTERED).
+
+    -1 if a logit is NaN or infinite, which is left behind in best, or in maxima where filters take it out before. That
+    costs no instruction for each logit: comparisons and maxima that NaN passes take no longer than others.
+    """
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_ids = lanes
-    best_of_all = float("-inf")
+    best_of_all = _LOWEST
     maxima = best
     upcoming = tl.load(row_ptr + lanes, mask=lanes < vocab, other=float("-inf"))
     for start in range(0, vocab, BLOCK):
@@ -150,23 +160,25 @@ def _draw(
         upcoming = tl.load(row_ptr + BLOCK + ids, mask=BLOCK + ids < vocab, other=float("-inf"))
         if sampled:
             if FILTERED:
-                maxima = tl.maximum(maxima, x)
+                maxima = tl.maximum(maxima, x, propagate_nan=tl.PropagateNan.ALL)
                 x = tl.where((x >= least) & (_ordered(x, SHIFT) >= least_key), x, float("-inf"))
             score = x * inverse_temperature
             bits = _noise_bits(ids, key_0, key_1)
             # After the first few blocks hardly any holds a token that may win.
             if tl.max(_may_win(score, bits, best_of_all).to(tl.int32)) > 0:
-                score += _gumbel(bits)
+                score = tl.where(x < float("inf"), score + _gumbel(bits), float("inf"))
                 better = score > best  # strictly: the lowest id wins in each lane, and below among the lanes
                 best = tl.where(better, score, best)
                 best_ids = tl.where(better, ids, best_ids)
-                best_of_all = tl.max(best)
+                best_of_all = tl.maximum(tl.max(best), _LOWEST)
         else:
-            better = x > best
-            best = tl.where(better, x, best)
-            best_ids = tl.where(better, ids, best_ids)
+            best_ids = tl.where(x > best, ids, best_ids)
+            best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
     winners = tl.where(best == tl.max(best), best_ids, 2147483647)
-    return tl.min(winners), tl.max(maxima)
+    sound = best < float("inf")
+    if FILTERED:
+        sound &= maxima < float("inf")
+    return tl.min(tl.where(sound, winners, -1)), tl.max(maxima)
 
 
 @triton.jit
@@ -248,13 +260,13 @@ def _sample_kernel(
                 BLOCK,
             )
             drawing = False
-            if sampled & (top_p < 1):
+            if sampled & (top_p < 1) & (token >= 0):
                 chosen = _ordered(tl.load(row_ptr + token).to(tl.float32), SHIFT)
                 kept, above = _masses(
                     row_ptr, vocab, highest, inverse_temperature, least, least_key, chosen, SHIFT, BLOCK
                 )
-                # The likeliest always passes. No mass (all is NaN), or a choice below what may be drawn (all scores
-                # overflow): there is nothing to choose from.
+                # The likeliest always passes. No mass, or a choice below what may be drawn: all scores overflow, and
+                # there is nothing to choose from.
                 drawing = (above >= kept * top_p) & (chosen < _ordered(highest, SHIFT))
                 drawing = drawing & (kept > 0) & (chosen >= from_key)
                 from_key = chosen + 1
@@ -277,7 +289,7 @@ def sample(
     all_greedy: bool = False,
     no_filters: bool = False,
 ) -> Tensor:
-    """Choose one token a row. logits: [K, V]. Returns [K] int64.
+    """Choose one token a row. logits: [K, V]. Returns [K] int64, NO_TOKEN for rows with a logit that is NaN or infinite.
 
     temperature, top_p, min_p: [K] fp32 (temperature 0 is greedy, top_p 1 and min_p 0 filter nothing). top_k: [K] int32
     (0 filters nothing). seeds, positions: [K] int64. all_greedy (every temperature is 0) and no_filters (top_k,
@@ -323,10 +335,10 @@ def _sample_cpu(
     no_filters: bool,
 ) -> Tensor:
     """The reference, without sorting what cannot be kept and without noise for it."""
-    tokens = logits.argmax(dim=-1)
+    tokens = _likeliest(logits)
     if all_greedy:
         return tokens
-    for row in torch.nonzero(temperature > 0).flatten().tolist():
+    for row in torch.nonzero((temperature > 0) & (tokens != NO_TOKEN)).flatten().tolist():
         one = slice(row, row + 1)
         scores = logits[one].float() / temperature[one, None].clamp(min=_MIN_TEMPERATURE)
         filtered = not no_filters and bool(top_k[row] > 0 or top_p[row] < 1 or min_p[row] > 0)
@@ -338,12 +350,18 @@ def _sample_cpu(
             if values[0, -1] >= threshold[0]:  # the candidates may not hold all that is kept
                 values, ids = scores.sort(dim=-1, descending=True)
                 threshold = _threshold(scores, values, top_k[one], top_p[one], min_p[one])
-            # The likeliest always passes, also where a score is not a number, and so nothing is above the threshold.
-            kept = max(int((values >= threshold[:, None]).sum()), 1)
+            kept = int((values >= threshold[:, None]).sum())
             values, ids = values[:, :kept], ids[:, :kept]
         noise = gumbel_noise(seeds[one], positions[one], ids)
         tokens[row] = ids[0, (values + noise).argmax()]
     return tokens
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """[K] the lowest id among the largest logits of each row, NO_TOKEN where one is NaN, which counts as largest, or infinite."""
+    tokens = logits.argmax(dim=-1)
+    largest = logits.gather(1, tokens[:, None])[:, 0]
+    return tokens.where(largest < float("inf"), NO_TOKEN)
 
 
 def sample_reference(
@@ -359,7 +377,8 @@ def sample_reference(
     scores = filtered_reference(logits, temperature, top_k, top_p, min_p)
     ids = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape)
     noisy = scores + gumbel_noise(seeds, positions, ids)
-    return torch.where(temperature > 0, noisy.argmax(dim=-1), logits.argmax(dim=-1))
+    likeliest = _likeliest(logits)
+    return torch.where((temperature > 0) & (likeliest != NO_TOKEN), noisy.argmax(dim=-1), likeliest)
 
 
 def filtered_reference(

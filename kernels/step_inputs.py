@@ -3,7 +3,8 @@
 
 Row r of a step owns tokens query_start[r] .. query_start[r + 1] - 1. Its i-th token sits at position starts[r] + i:
 
-    id       = token_ids[t], or last_tokens[slots[r]] where token_ids[t] is -1 (sampled by a step not read back yet)
+    id       = token_ids[t], or last_tokens[slots[r]] where token_ids[t] is -1 (sampled by a step not read back yet),
+               or 0 where that is -1 too (no token could be chosen, which the host will know once it has read it)
     mapping  = block_tables[slots[r], position // B] * B + position % B
 
 Rows whose slot is -1, and tokens past the last row, are padding: id 0, position 0, mapping -1.
@@ -69,7 +70,7 @@ def _step_inputs_kernel(
     )
     mapping = block * block_size + position % block_size
 
-    id = tl.where(given < 0, last, given)
+    id = tl.where(given < 0, tl.maximum(last, 0), given)
     tl.store(ids_ptr + token, id, mask=mask)
     tl.store(positions_ptr + token, position.to(tl.int64), mask=mask)
     tl.store(slot_mapping_ptr + token, tl.where(real, mapping, -1), mask=mask)
@@ -126,7 +127,7 @@ def step_inputs_reference(
     start = torch.cat((starts, starts.new_tensor([0])))[row].long()
     real = slot >= 0
     positions = torch.where(real, start + tokens - query_start[row], 0)
-    last = last_tokens[slot.clamp(min=0)]
+    last = last_tokens[slot.clamp(min=0)].clamp(min=0)
     ids = torch.where(real, torch.where(token_ids < 0, last, token_ids), 0)
     block = block_tables[slot.clamp(min=0), positions // block_size].long()
     mapping = torch.where(real, block * block_size + positions % block_size, -1)

@@ -55,7 +55,7 @@ def _channels(names: Topics) -> dict[str, Any]:
         "control": _channel(names.control, "Batches opened and closed, and cancels.", list(_CONTROL)),
         "dead": _channel(
             names.dead,
-            "Records that were rejected, and jobs that failed by `engine_failure` or `internal_error`.",
+            "Records that were rejected, and jobs that failed by `engine_failure`, `non_finite_values` or `internal_error`.",
             ["DeadLetter"],
         ),
     }

@@ -105,6 +105,11 @@ class ErrorCode(StrEnum):
         Outcome.FAILED,
         "The engine failed again and again with this job alone.",
     )
+    NON_FINITE_VALUES = (
+        "non_finite_values",
+        Outcome.FAILED,
+        "The model computed NaN or infinity for the job: its weights are damaged, or overflow the dtype that it runs in.",
+    )
     OUT_OF_MEMORY = (
         "out_of_memory",
         Outcome.FAILED,

@@ -110,7 +110,7 @@ class Topics:
 
     @property
     def dead(self) -> str:
-        """Dead letters: rejected records, and jobs that failed by ``engine_failure`` or ``internal_error``."""
+        """Dead letters: rejected records, and jobs that failed by a fault of ours and not of their own."""
         return f"{self.prefix}.dead.v1"
 
     @property

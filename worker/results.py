@@ -21,7 +21,7 @@ from headrace.worker import translate
 from headrace.worker.job import Job
 from headrace.worker.publisher import Form, Headers, Publication
 
-FOR_PEOPLE = {ErrorCode.ENGINE_FAILURE, ErrorCode.INTERNAL_ERROR}
+FOR_PEOPLE = {ErrorCode.ENGINE_FAILURE, ErrorCode.NON_FINITE_VALUES, ErrorCode.INTERNAL_ERROR}
 """Failures that say something of us and not of the job: their records are dead letters, and too many of them brake."""
 
 

@@ -14,7 +14,9 @@ import jsonschema
 import llguidance
 import pytest
 import tiny_model
+import torch
 from small_tokenizers import KINDS, small
+from torch import Tensor
 
 from headrace.engine import Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams, guidance
 from headrace.engine.build import build
@@ -599,6 +601,26 @@ def test_a_grammar_that_outgrows_a_step_s_limits_fails_its_sequence_alone(guided
     assert done.error is not None
     assert (done.error.code, done.error.param) == ("grammar_too_complex", "grammar")
     assert guided.text(other) == "quick"
+
+
+@each(lag=LAGS)
+def test_a_prompt_of_which_no_number_comes_fails_as_that_and_alone(
+    guided: Guided, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = guided.engine._executor.runner.model
+    forward, separator = model.forward, 2
+
+    def spoilt(ids: Tensor, *rest: object) -> Tensor:
+        return torch.where((ids == separator)[:, None], float("nan"), forward(ids, *rest))
+
+    monkeypatch.setattr(model, "forward", spoilt)
+    form = Grammar.regex("[a-z]{12} [a-z]{12}")
+    asked = [guided.ask(form, ignore_eos=True) for _ in range(3)]
+    asked.append(replace(guided.ask(form), prompt=[3, separator]))
+    *others, failed = guided.run(asked)
+    assert failed.error is not None
+    assert failed.error.code == "non_finite_values"
+    assert all(re.fullmatch(form.source, guided.text(done)) for done in others)
 
 
 def test_a_limit_without_room_for_any_answer_is_refused_with_the_room_it_needs(guided: Guided) -> None:

@@ -240,9 +240,10 @@ def _short_prefixes_count(monkeypatch):
     slots=st.integers(1, 6),
     prefix_cache=st.booleans(),
     treated=st.lists(priorities, max_size=3),
+    spoiling=st.frozensets(st.integers(0, VOCAB - 1), max_size=3),
 )
 def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
-    requests, lag, budget, num_blocks, slots, prefix_cache, treated
+    requests, lag, budget, num_blocks, slots, prefix_cache, treated, spoiling
 ):
     h = Harness(
         num_blocks=num_blocks,
@@ -253,6 +254,7 @@ def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
         prefix_cache=prefix_cache,
         priorities=Priorities(treated),
     )
+    h.executor.spoiling = spoiling
     waiting = sorted(enumerate(requests), key=lambda item: item[1][4])
     step = 0
     while waiting or h.scheduler.has_work or h.flight:
@@ -275,12 +277,56 @@ def test_whatever_arrives_every_sequence_ends_once_with_its_own_tokens(
         assert h.sequences[f"r{i}"].displaced <= Priorities(treated)[priority].max_preemptions
         prompt = [(family + position // (1 + family)) % VOCAB for position in range(length)]
         reference = expected(prompt, min(max_tokens, h.limit - length), VOCAB)
-        if completion.finish_reason is FinishReason.ABORT:
+        spoilt = spoiling.intersection([*prompt, *reference[:-1]])
+        if spoilt and not spoiling.intersection(prompt):  # by its own answer
+            reference = reference[: min(map(reference.index, spoilt)) + 1]
+        elif spoilt:
+            reference = []
+        if completion.finish_reason is FinishReason.ABORT and completion.error is None:
             assert completion.token_ids == reference[: len(completion.token_ids)]
         else:
             assert completion.token_ids == reference
+            assert (completion.error is not None) == bool(spoilt)
         if kind == "stream":
-            assert h.streamed[f"r{i}"] == completion.token_ids
+            assert h.streamed.get(f"r{i}", []) == completion.token_ids
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("length", [4, 7, 8, 9])
+def test_nobody_finds_what_a_spoilt_sequence_computed_or_read(length, lag):
+    h = Harness(lag=lag)
+    prompt = list(range(length))
+    h.add("long", [*prompt, 80], max_tokens=30)
+    while h.sequences["long"].first_token_at is None:
+        h.step()
+    h.executor.spoiling = {90}  # for a moment, and never again
+    h.add("spoilt", [*prompt, 90, 91, 92, 93], max_tokens=30)
+    while "spoilt" not in h.completions:
+        h.step()
+    h.executor.spoiling = frozenset()
+    assert h.completions["spoilt"].finish_reason is FinishReason.ABORT
+    assert h.completions["spoilt"].error.code == "non_finite_values"
+    h.add("same", [*prompt, 90, 91, 92, 93, 94], max_tokens=5)
+    done = h.run()
+    assert done["long"].token_ids == expected([*prompt, 80], 30, VOCAB)
+    assert done["same"].token_ids == expected([*prompt, 90, 91, 92, 93, 94], 5, VOCAB)
+    assert done["same"].cached_tokens == 0
+
+
+def test_a_sequence_found_spoilt_once_it_was_pushed_back_leaves_nothing_to_find_either():
+    h = Harness(lag=1)
+    h.executor.spoiling = {90}
+    h.add("spoilt", [*range(7), 90], max_tokens=30)
+    h.step()
+    h.scheduler._preempt(h.sequences["spoilt"])
+    assert h.scheduler.pool.cached
+    h.step()
+    h.executor.spoiling = frozenset()
+    h.add("same", [*range(7), 90, 91], max_tokens=5)
+    done = h.run()
+    assert done["spoilt"].error.code == "non_finite_values"
+    assert done["same"].token_ids == expected([*range(7), 90, 91], 5, VOCAB)
+    assert done["same"].cached_tokens == 0
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])

@@ -1,5 +1,6 @@
 """The engine on CUDA: the same tokens as on the CPU, whatever is captured, overlapped or preempted."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -35,12 +36,10 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def written(path, **changes):
     import json
 
-    path = tmp_path_factory.mktemp("model")
-    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "config.json").write_text(json.dumps(CONFIG | changes))
     model = build_model(ModelConfig.from_directory(path), "cpu", torch.float32)
     model.random_init(seed=1)
     for _, tensor in model.destinations():
@@ -50,6 +49,11 @@ def model(tmp_path_factory):
         path / "model.safetensors",
     )
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("model"))
 
 
 def requests(count=40):
@@ -174,6 +178,56 @@ def test_what_is_read_off_prompts_is_that_of_the_cpu_beside_prompts_that_are_ans
         else:
             np.testing.assert_allclose(cuda.prompt_logprobs.chosen, cpu.prompt_logprobs.chosen, atol=1e-3)
             np.testing.assert_allclose(cuda.prompt_logprobs.top, cpu.prompt_logprobs.top, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("lag", "dtype", "batch_invariant", "graphs"),
+    [
+        (0, "float32", True, True),
+        (2, "bfloat16", True, True),
+        (1, "bfloat16", False, True),
+        (1, "bfloat16", False, False),
+        (2, "float32", False, True),
+    ],
+)
+def test_sequences_of_which_no_number_comes_fail_alone(tmp_path, lag, dtype, batch_invariant, graphs):
+    bad, untied = 7, written(tmp_path, tie_word_embeddings=False)
+
+    def without_it(request):
+        return dataclasses.replace(request, prompt=[8 if token == bad else token for token in request.prompt])
+
+    def with_it(request):
+        prompt = [*request.prompt[:-1], bad, request.prompt[-1]]
+        return dataclasses.replace(
+            request, id=f"bad {request.id}", prompt=prompt, need_from=request.need_from and 0
+        )
+
+    def ended(asked):
+        config = EngineConfig(
+            model=untied, device="cuda", dtype=dtype, kv_tokens=8192, max_slots=32, lag=lag, cuda_graphs=graphs,
+            batch_invariant=batch_invariant, max_batched_tokens=256,
+        )  # fmt: skip
+        engine = Engine(config)
+        engine._executor.runner.model.embedding.weight[bad] = float("nan")  # where the graphs read it
+        engine.add_many(asked)
+        done = {}
+        while engine.has_work:
+            done |= {completion.id: completion for completion in engine.step().completions}
+        engine.check()
+        assert engine.stats().blocks_live == 0
+        return done
+
+    good = [without_it(request) for request in [*requests(), *looks()]]
+    spoilt = [with_it(request) for request in good]
+    mixed = good + spoilt
+    random.Random(5).shuffle(mixed)
+    alone, company = ended(good), ended(mixed)
+    assert {company[request.id].error.code for request in spoilt} == {"non_finite_values"}
+    for request in good:
+        ours, theirs = company[request.id], alone[request.id]
+        assert (ours.error is not None) == (ours.token_ids[-1:] == [bad] and ours.finish_reason == "abort")
+        if batch_invariant:
+            assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

@@ -22,7 +22,7 @@ from headrace.kernels.prefill_hopper import hopper_tiles
 from headrace.kernels.query_tiles import tile_queries
 from headrace.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from headrace.kernels.rope_cache import rope_and_cache, rope_and_cache_reference
-from headrace.kernels.sample import filtered_reference, sample, sample_reference
+from headrace.kernels.sample import NO_TOKEN, filtered_reference, sample, sample_reference
 from headrace.kernels.segment_sum import segment_sum, segment_sum_reference
 from headrace.kernels.shared_prefix import SharedPrefixes, rows_per_tile
 from headrace.kernels.silu_mul import silu_mul, silu_mul_reference
@@ -229,6 +229,31 @@ def test_batch_invariant_prefill_gives_a_query_the_same_bits_in_any_chunks(
         assert_same_bits(part, whole[start:end])
 
 
+def spoil(rows: PagedRows, row: int, position: int) -> None:
+    """Make a row's key at this position NaN."""
+    size = rows.k_cache.shape[2]
+    block = int(rows.block_tables[rows.slots[row], position // size])
+    rows.k_cache[block, :, position % size] = float("nan")
+
+
+@each_dtype
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 2, 128)], ids=str)
+@pytest.mark.usefixtures("prefill_kernel")
+def test_a_key_that_is_nan_spoils_in_prefill_the_queries_that_see_it_and_no_others(
+    heads: tuple[int, int, int], batch_invariant: bool, dtype: torch.dtype
+) -> None:
+    rows = paged_rows([(40, 70), (33, 33), (64, 300), (1, 5)], heads, dtype=dtype, device=DEVICE)
+    sound = prefill_attention(*rows.prefill_arguments(), batch_invariant=batch_invariant)
+    spoil(rows, 0, 50)  # the query at 30 is the row's first
+    spoil(rows, 2, 299)
+    out = prefill_attention(*rows.prefill_arguments(), batch_invariant=batch_invariant)
+    sees = torch.zeros(len(out), dtype=torch.bool, device=DEVICE)
+    sees[20:40] = sees[136] = True
+    assert out[sees].isnan().all()
+    assert_near(out[~sees], sound[~sees])
+
+
 @each_dtype
 def test_batch_invariant_prefill_gives_a_row_without_keys_zeros(dtype: torch.dtype) -> None:
     rows = paged_rows([(1, 40), (1, 0), (1, 7)], (8, 2, 64), dtype=dtype, device=DEVICE)
@@ -419,6 +444,28 @@ def test_rows_that_share_a_prefix_in_many_small_groups_decode_as_if_they_did_not
 
 
 @each_dtype
+@pytest.mark.parametrize("max_context_len", [400, 20_000], ids=["tight", "room to spare"])
+def test_a_key_that_is_nan_spoils_the_rows_that_decode_over_it_and_no_others(
+    max_context_len: int, dtype: torch.dtype
+) -> None:
+    groups = [(1, 0), (4, 128), (4, 96), (1, 0)]
+    lengths = [(1, shared + 30 + row) for count, shared in groups for row in range(count)]
+    rows = paged_rows(lengths, (4, 2, 64), dtype=dtype, device=DEVICE)
+    shared = share(rows, groups, most=64)
+    arguments = (*rows.decode_arguments()[:-1], max_context_len, rows.scale)
+    sound = decode_attention(*arguments, shared=shared)
+    spoil(rows, 1, 100)  # of the first group's prefix
+    spoil(rows, 5, 110)  # behind that of the second, a row's own
+    out = decode_attention(*arguments, shared=shared)
+    sees = torch.zeros(len(out), dtype=torch.bool, device=DEVICE)
+    sees[1:6] = True
+    assert out[sees].isnan().all()
+    assert_near(out[~sees], sound[~sees])
+    alone = decode_attention(*arguments)
+    assert torch.equal(alone.isnan(), out.isnan())
+
+
+@each_dtype
 def test_rows_that_share_a_prefix_no_more_decode_in_a_step_with_room_for_tiles(dtype: torch.dtype) -> None:
     rows = paged_rows([(1, 40), (1, 100)], (4, 2, 64), dtype=dtype, device=DEVICE)
     assert_sharing_changes_nothing(rows, 100, share(rows, [(2, 0)], most=64, spare=[(0, 2, 32)] * 2))
@@ -470,13 +517,47 @@ def test_sampling_with_top_p_draws_until_a_token_passes(spread: float, dtype: to
     assert torch.equal(sample(logits, *arguments), sample_reference(logits, *arguments))
 
 
-@pytest.mark.parametrize("logit", [float("nan"), -1e9, float("-inf")])
+@pytest.mark.parametrize("logit", [-1e9, float("-inf")])
 def test_sampling_ends_where_no_score_is_finite(logit: float) -> None:
     rows = torch.full((2, 3000), logit, device=DEVICE)
     rows[:, :1000] *= 1.5
     ones = torch.ones(2, device=DEVICE)
     tokens = sample(rows, ones * 1e-30, (ones * 0).int(), ones * 0.5, ones * 0, ones.long(), ones.long())
     assert ((tokens >= 0) & (tokens < 3000)).all()
+
+
+# Of either sign: by its bits one NaN is above all numbers, and one below.
+@each_dtype
+@pytest.mark.parametrize("logit", [float("nan"), -float("nan"), float("inf")], ids=["nan", "-nan", "inf"])
+@pytest.mark.parametrize("places", [slice(None), slice(None, None, 2), 0, 4500], ids=str)
+def test_sampling_chooses_no_token_where_a_logit_is_no_finite_number(
+    places: int | slice, logit: float, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    rows, vocab = 14, 4501
+    logits = strided_rows(randn(rows, vocab, dtype=dtype) * 3)
+    logits[:, 1000:2000] = float("-inf")  # kept out, which spoils nothing
+    logits[::2, places] = logit
+    kinds = torch.arange(rows, device=DEVICE) // 2
+    arguments = (
+        torch.where(kinds == 0, 0.0, 0.7).float(),
+        torch.where((kinds == 1) | (kinds == 6), 5, 0).int(),
+        torch.where(kinds == 2, 0.5, torch.where(kinds == 6, 0.9, 1.0)).float(),
+        torch.where((kinds == 3) | (kinds == 6), 0.05, 0.0).float(),
+        kinds,
+        kinds + 7,
+    )
+    unfiltered = (arguments[0], arguments[1] * 0, arguments[2] * 0 + 1, arguments[3] * 0, *arguments[4:])
+    greedy = (arguments[0] * 0, *arguments[1:])
+    for chosen, given in (
+        (sample(logits, *arguments), arguments),
+        (sample(logits, *unfiltered), unfiltered),
+        (sample(logits, *unfiltered, no_filters=True), unfiltered),
+        (sample(logits, *greedy), greedy),
+        (sample(logits, *greedy, all_greedy=True), greedy),
+    ):
+        assert (chosen[::2] == NO_TOKEN).all()
+        assert torch.equal(chosen, sample_reference(logits, *given))
 
 
 @pytest.mark.parametrize(
@@ -583,6 +664,23 @@ def test_logprobs_agree_with_their_reference_at_odd_sizes(
     assert_logprobs(*logprobs(logits, rows, tokens, counts, width), logits, rows, tokens, counts)
 
 
+@each_dtype
+@pytest.mark.parametrize("logit", [float("nan"), float("inf")])
+def test_logprobs_are_nan_where_a_logit_is_no_finite_number_also_where_no_token_was_chosen(
+    logit: float, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    logits = randn(5, 4100, dtype=dtype)
+    logits[1, 4000] = logits[3] = logit
+    rows = torch.tensor([0, 1, 2, 3], dtype=torch.int32, device=DEVICE)
+    tokens = torch.tensor([3, -1, 5, -1, 7], device=DEVICE)
+    values, _ = logprobs(logits, rows, tokens, torch.full_like(rows, 2), 2)
+    assert values[:, 0].isnan().tolist() == [False, True, False, True]
+    expected, _ = logprobs_reference(logits, rows, tokens, 2)
+    assert torch.equal(expected[:, 0].isnan(), values[:, 0].isnan())
+    torch.testing.assert_close(values[::2], expected[::2], atol=1e-4, rtol=1e-4)
+
+
 def assert_logprobs(
     values: Tensor, ids: Tensor, logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor
 ) -> None:
@@ -627,7 +725,7 @@ def test_step_inputs_agree_with_their_reference() -> None:
     token_ids = torch.randint(-1, 50, (tokens + 13,))
     arguments = [
         token_ids.clamp(min=-1), query_start, slots, torch.randint(0, 100, (300,)).int(),
-        torch.randint(0, 1000, (310,)), torch.randint(0, 1 << 26, (310, 8)).int(),
+        torch.randint(-1, 1000, (310,)), torch.randint(0, 1 << 26, (310, 8)).int(),
     ]  # fmt: skip
     arguments[5] = (
         torch.randperm(310 * 16).view(310, 16).int()

@@ -11,6 +11,7 @@ import numpy as np
 from headrace.engine.plan import StepPlan
 
 EMPTY = -1
+SPOILT = -2
 
 
 def extend(history: int, token: int) -> int:
@@ -44,7 +45,10 @@ def expected(prompt, count: int, vocab: int, stop=()) -> list[int]:
 
 
 class SymbolicExecutor:
-    """Runs plans against symbolic blocks; ``submit`` returns the tokens, the caller decides when to look at them."""
+    """Runs plans against symbolic blocks; ``submit`` returns the tokens, the caller decides when to look at them.
+
+    spoiling: tokens for which the model computes no finite numbers. Whatever attends to one is spoilt and chooses no token.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, max_slots: int, max_blocks: int, vocab: int) -> None:
         self.cache = np.full((num_blocks, block_size), EMPTY, np.int64)
@@ -54,6 +58,7 @@ class SymbolicExecutor:
         self.block_size = block_size
         self.rows_seen: deque[int] = deque(maxlen=1000)
         self.groups_seen: list[int] = []
+        self.spoiling: frozenset[int] = frozenset()
 
     def submit(self, plan: StepPlan) -> np.ndarray:
         assert plan.num_tokens == plan.query_lens.sum()
@@ -69,7 +74,7 @@ class SymbolicExecutor:
         inputs = []
         for r, slot in enumerate(plan.slots.tolist()):
             ids = plan.token_ids[offsets[r] : offsets[r + 1]].astype(np.int64)
-            inputs.append(np.where(ids == -1, self.last[slot], ids))
+            inputs.append(np.where(ids == -1, max(self.last[slot], 0), ids))
             positions = plan.starts[r] + np.arange(
                 plan.query_lens[r]
             )  # what stood here before is overwritten
@@ -89,7 +94,8 @@ class SymbolicExecutor:
                 continue
             done[r] = result
             stuck = 0
-        tokens = np.array([next_token(done[r], self.vocab) for r in plan.sample_rows.tolist()], np.int64)
+        histories = [done[r] for r in plan.sample_rows.tolist()]
+        tokens = np.array([-1 if h == SPOILT else next_token(h, self.vocab) for h in histories], np.int64)
         self.last[plan.slots[plan.sample_rows]] = tokens
         return tokens
 
@@ -118,7 +124,8 @@ class SymbolicExecutor:
             if history == EMPTY:
                 return None
         for i, token in enumerate(ids.tolist()):
-            history = extend(history, token)
+            spoilt = history == SPOILT or token in self.spoiling
+            history = SPOILT if spoilt else extend(history, token)
             position = start + i
             self.cache[self.tables[slot, position // self.block_size], position % self.block_size] = history
         return history

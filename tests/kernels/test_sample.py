@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels.sample import gumbel_noise, random_bits, sample, sample_reference
+from headrace.kernels.sample import NO_TOKEN, gumbel_noise, random_bits, sample, sample_reference
 
 
 def parameters(rows: int, **given: Any) -> dict[str, Tensor]:
@@ -148,17 +148,16 @@ def test_masked_tokens_are_never_drawn() -> None:
         assert set(tokens.tolist()) == {3, 30}
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 10}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_scores_that_are_not_numbers_give_some_token_and_change_no_other_row(
-    filters: dict[str, float],
+@pytest.mark.parametrize("filters", [{}, {"top_k": 10}, {"top_p": 0.9}, {"min_p": 0.1}, {"temperature": 0.0}])
+@pytest.mark.parametrize("logit", [float("nan"), float("inf")])
+@pytest.mark.parametrize("places", [slice(None), 0, 4999], ids=["all", "first", "last"])
+def test_no_token_is_chosen_where_a_logit_is_no_finite_number_and_others_are_as_ever(
+    filters: dict[str, float], logit: float, places: int | slice
 ) -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 5000)
-    healthy = sample(logits, **parameters(3, **filters))
-    logits[1] = float("nan")
-    logits[1, 7:] = logits[0, 7:]  # the row has some scores that are, besides
-    spoilt = sample(logits, **parameters(3, **filters))
-    assert 0 <= spoilt[1] < 5000
-    assert spoilt[[0, 2]].tolist() == healthy[[0, 2]].tolist()
-    logits[1] = float("nan")
-    assert 0 <= sample(logits, **parameters(3, **filters))[1] < 5000
+    given, greedy = parameters(3, **filters), "temperature" in filters
+    healthy = sample(logits, **given, all_greedy=greedy)
+    logits[1, places] = logit
+    spoilt = sample(logits, **given, all_greedy=greedy)
+    assert spoilt.tolist() == [healthy[0], NO_TOKEN, healthy[2]] == sample_reference(logits, **given).tolist()

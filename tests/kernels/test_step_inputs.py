@@ -20,6 +20,17 @@ def test_ids_positions_and_cache_slots_are_gathered_from_the_slot_table() -> Non
     assert mapping.tolist() == [14 * 32 + 3, 11 * 32 + 8, 12 * 32 + 31, 13 * 32, 13 * 32 + 1, -1, -1]
 
 
+def test_a_slot_for_which_no_token_could_be_chosen_is_fed_a_token_of_the_vocabulary() -> None:
+    ints = torch.arange(2, dtype=torch.int32)
+    pages = torch.full((1, 16), -9, dtype=torch.int32)
+    last_tokens, block_tables = torch.tensor([-1]), torch.zeros(1, 1, dtype=torch.int32)
+    ids, _, mapping = step_inputs(
+        torch.tensor([-1]), ints, ints[:1], ints[1:] + 2, last_tokens, block_tables, 16, pages
+    )
+    assert (ids.tolist(), mapping.tolist()) == ([0], [3])
+    assert pages[0, 3] == 0
+
+
 def test_a_step_of_padding_alone_writes_nowhere() -> None:
     none = torch.full((3,), -1, dtype=torch.int32)
     ids, positions, mapping = step_inputs(

@@ -1,5 +1,7 @@
 """A worker with the real engine, on the CPU."""
 
+import copy
+import json
 import os
 import signal
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from pipeline import Pipeline
 from headrace.engine.config import EngineConfig
 from headrace.engine.text import LocalTextEngine, open_text_engine
 from headrace.engine.tokenizer import Tokenizer
+from headrace.schemas import ErrorCode, topics
 
 SHORT = {"max_tokens": 3, "temperature": 0}
 
@@ -68,3 +71,42 @@ def test_a_job_for_which_there_is_no_memory_at_the_moment_is_answered_later(
     assert tries > 1
     assert line.query("SELECT attempt FROM jobs WHERE id = %s", small) == [(1,)]
     assert line.query("SELECT count(*) FROM attempts WHERE died OR ended_at IS NULL") == [(0,)]
+
+
+def test_jobs_for_which_the_model_computes_no_finite_numbers_fail_alone_and_become_dead_letters(
+    line: Pipeline, smollm: Path
+) -> None:
+    bad = Tokenizer.load(smollm).encode("wheel")[0]
+
+    def make() -> LocalTextEngine:
+        engine = open_text_engine(config(smollm), in_process=True)
+        model = engine._engine._executor.runner.model
+        model.embedding = copy.copy(model.head)  # which keeps its weights
+        model.embedding.weight = model.head.weight.clone()
+        model.embedding.weight[bad] = float("nan")
+        return engine
+
+    worker = line.start_worker(make)
+    asked = (
+        {"sampling": SHORT | {"logprobs": True}},
+        {"sampling": {"max_tokens": 3, "n": 2, "temperature": 1}},
+        {"sampling": SHORT | {"prompt_logprobs": 1}},
+        {"continuations": [" turns", " stops"]},
+        {"embedding": {"pooling": "mean"}},
+    )
+    failed = {line.submit("wheel and mill", **fields) for fields in asked}
+    well = {line.submit("mill and water", **fields) for fields in asked}
+    line.wait_terminal(10)
+    line.wait_for(lambda: line.lag() == 0)
+    results, letters = line.results(10), line.dead_letters(5)
+    worker.close()
+
+    assert line.rows() == {**dict.fromkeys(failed, "failed"), **dict.fromkeys(well, "succeeded")}
+    for id in failed:
+        error = results[id][0].error
+        assert error is not None
+        assert error.code == ErrorCode.NON_FINITE_VALUES
+        assert "not finite" in error.message
+        assert results[id][0].choices == []
+    assert {json.loads(letter.value())["job_id"] for letter in letters} == set(map(str, failed))
+    assert {dict(letter.headers())[topics.DEAD_CODE] for letter in letters} == {b"non_finite_values"}

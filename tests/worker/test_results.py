@@ -13,7 +13,7 @@ from headrace.worker.results import _smaller, dead_letter_reason, outcome, resul
 
 
 def test_a_stored_failure_of_ours_belongs_on_the_dead_letter_topic() -> None:
-    for code in (ErrorCode.ENGINE_FAILURE, ErrorCode.INTERNAL_ERROR):
+    for code in (ErrorCode.ENGINE_FAILURE, ErrorCode.NON_FINITE_VALUES, ErrorCode.INTERNAL_ERROR):
         error = JobError(code=code, message="it died")
         assert dead_letter_reason(JobResult(id=uuid7(), state=JobState.FAILED, error=error).encode()) == error
     error = JobError(code=ErrorCode.UNKNOWN_MODEL, message="no")
