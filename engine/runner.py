@@ -173,15 +173,14 @@ class ModelRunner:
             tokens = torch.empty_like(lines)
         if len(plan.edited):
             self._choose_edited(logits, lines, positions, plan, tokens)
-        self.last_tokens[lines] = tokens
         return Sampled(tokens, self._logprobs(logits, tokens, plan) if len(plan.logprob_rows) else None)
 
     def _choose(self, logits: Tensor, lines: Tensor, positions: Tensor, plan: StepPlan) -> Tensor:
         # One kernel for rows with and without filters, where neighbours must not choose between two.
         no_filters = plan.no_filters and not self.model.numerics.batch_invariant
         return sample(
-            logits, self.temperature[lines], self.top_k[lines], self.top_p[lines], self.min_p[lines],
-            self.seeds[lines], positions, all_greedy=plan.all_greedy, no_filters=no_filters,
+            logits, self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, positions,
+            lines=lines, last_tokens=self.last_tokens, all_greedy=plan.all_greedy, no_filters=no_filters,
         )  # fmt: skip
 
     def _choose_edited(

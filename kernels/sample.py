@@ -184,16 +184,19 @@ def _draw(
 @triton.jit
 def _sample_kernel(
     logits_ptr,  # [K, V], rows row_stride apart
-    temperature_ptr,  # [K] fp32
-    top_k_ptr,  # [K] int32
-    top_p_ptr,  # [K] fp32
-    min_p_ptr,  # [K] fp32
-    seeds_ptr,  # [K] int64
+    temperature_ptr,  # [S] fp32
+    top_k_ptr,  # [S] int32
+    top_p_ptr,  # [S] fp32
+    min_p_ptr,  # [S] fp32
+    seeds_ptr,  # [S] int64
+    lines_ptr,  # [K] int64, read when HAS_LINES
     positions_ptr,  # [K] int64
     tokens_ptr,  # [K] int64
+    last_tokens_ptr,  # [S] int64, written when HAS_LINES
     row_stride,
     vocab,
     MIN_TEMPERATURE: tl.constexpr,
+    HAS_LINES: tl.constexpr,
     ALL_GREEDY: tl.constexpr,
     NO_FILTERS: tl.constexpr,
     SHIFT: tl.constexpr,  # the low bits of an fp32 that the logits' dtype cannot set
@@ -206,6 +209,9 @@ def _sample_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
+    line = row
+    if HAS_LINES:
+        line = tl.load(lines_ptr + row)
 
     sampled = False
     inverse_temperature = 1.0
@@ -214,10 +220,10 @@ def _sample_kernel(
     key_0 = tl.full([], 0, tl.uint32)
     key_1 = key_0
     if not ALL_GREEDY:
-        temperature = tl.load(temperature_ptr + row)
+        temperature = tl.load(temperature_ptr + line)
         sampled = temperature > 0
         inverse_temperature = 1.0 / tl.maximum(temperature, MIN_TEMPERATURE)
-        seed = tl.load(seeds_ptr + row)
+        seed = tl.load(seeds_ptr + line)
         key_0 = _mix_word(seed.to(tl.uint32))
         key_0 = _mix_word(key_0 ^ (seed >> 32).to(tl.uint32))
         key_0 = _mix_word(key_0 ^ tl.load(positions_ptr + row).to(tl.uint32))
@@ -229,9 +235,9 @@ def _sample_kernel(
             row_ptr, vocab, sampled, inverse_temperature, least, least_key, key_0, key_1, False, SHIFT, BLOCK
         )
     else:
-        top_k = tl.load(top_k_ptr + row)
-        top_p = tl.load(top_p_ptr + row)
-        min_p = tl.load(min_p_ptr + row)
+        top_k = tl.load(top_k_ptr + line)
+        top_p = tl.load(top_p_ptr + line)
+        min_p = tl.load(min_p_ptr + line)
         if sampled & ((top_k > 0) | (min_p > 0)):
             maxima = tl.full([BLOCK], float("-inf"), tl.float32)
             for start in range(0, vocab, BLOCK):
@@ -271,6 +277,8 @@ def _sample_kernel(
                 drawing = drawing & (kept > 0) & (chosen >= from_key)
                 from_key = chosen + 1
     tl.store(tokens_ptr + row, token.to(tl.int64))
+    if HAS_LINES:
+        tl.store(last_tokens_ptr + line, token.to(tl.int64))
 
 
 # Of the 32 bits of an fp32, how many at the end are zero for every value of a narrower dtype.
@@ -286,19 +294,32 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
     *,
+    lines: Tensor | None = None,
+    last_tokens: Tensor | None = None,
     all_greedy: bool = False,
     no_filters: bool = False,
 ) -> Tensor:
     """Choose one token a row. logits: [K, V]. Returns [K] int64, NO_TOKEN for rows with a logit that is NaN or infinite.
 
-    temperature, top_p, min_p: [K] fp32 (temperature 0 is greedy, top_p 1 and min_p 0 filter nothing). top_k: [K] int32
-    (0 filters nothing). seeds, positions: [K] int64. all_greedy (every temperature is 0) and no_filters (top_k,
-    top_p and min_p filter nothing in any row) are promises that let work be skipped.
+    temperature, top_p, min_p: [S] fp32 (temperature 0 is greedy, top_p 1 and min_p 0 filter nothing). top_k: [S] int32
+    (0 filters nothing). seeds: [S] int64. positions: [K] int64. lines: [K] int64, which of the S parameters each row takes;
+    last_tokens, [S] int64, then gets the tokens at these lines. Without lines S is K, row by row. all_greedy (every
+    temperature is 0) and no_filters (top_k, top_p and min_p filter nothing in any row) are promises that let work be skipped.
     """
     check(logits.dim() == 2 and logits.stride(1) == 1, "logits must be [K, V], contiguous along V")
-    check(len(temperature) == len(logits), "the sampling parameters need a value for each row of logits")
+    rows, vocab = logits.shape
+    chosen_by = temperature if lines is None else lines
+    check(
+        len(chosen_by) == rows,
+        "the sampling parameters need a value, or lines a line, for each row of logits",
+    )
+    check((lines is None) == (last_tokens is None), "lines and last_tokens come together")
     if not use_triton(logits):
-        return _sample_cpu(
+        if lines is not None:
+            temperature, top_k, top_p, min_p, seeds = (
+                of_all[lines] for of_all in (temperature, top_k, top_p, min_p, seeds)
+            )
+        tokens = _sample_cpu(
             logits,
             temperature,
             top_k,
@@ -309,14 +330,17 @@ def sample(
             all_greedy=all_greedy,
             no_filters=no_filters,
         )
-    rows, vocab = logits.shape
+        if lines is not None and last_tokens is not None:
+            last_tokens[lines] = tokens
+        return tokens
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        block, warps = (2048, 4) if all_greedy or no_filters else (4096, 16)
+        block, warps = (8192, 16) if all_greedy else (2048, 4) if no_filters else (4096, 16)
         block = min(next_power_of_2(vocab), block)
         _sample_kernel[(rows,)](
-            logits, temperature, top_k, top_p, min_p, seeds, positions, tokens, logits.stride(0), vocab,
-            MIN_TEMPERATURE=_MIN_TEMPERATURE, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,
+            logits, temperature, top_k, top_p, min_p, seeds, lines, positions, tokens, last_tokens,
+            logits.stride(0), vocab,
+            MIN_TEMPERATURE=_MIN_TEMPERATURE, HAS_LINES=lines is not None, ALL_GREEDY=all_greedy, NO_FILTERS=no_filters,
             SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=block, num_warps=max(min(warps, block // 128), 1), **LAUNCH_OPTIONS,
         )  # fmt: skip
     return tokens

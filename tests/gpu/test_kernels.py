@@ -471,6 +471,27 @@ def test_rows_that_share_a_prefix_no_more_decode_in_a_step_with_room_for_tiles(d
     assert_sharing_changes_nothing(rows, 100, share(rows, [(2, 0)], most=64, spare=[(0, 2, 32)] * 2))
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+def test_sampling_by_lines_takes_their_parameters_and_keeps_the_tokens_there(*, filtered: bool) -> None:
+    torch.manual_seed(0)
+    logits, lines = randn(6, 500) * 3, torch.tensor([7, 0, 3, 9, 4, 1], device=DEVICE)
+    number = torch.arange(10, device=DEVICE)
+    table = (
+        number % 3 / 2.0,
+        (number % 4 * filtered).int(),
+        torch.where(number % 2 == 0, 0.8 if filtered else 1.0, 1.0),
+        number * 0.0,
+        number * 11,
+    )
+    positions = torch.arange(6, device=DEVICE) + 40
+    last_tokens = torch.full((10,), -7, device=DEVICE)
+    given = {"no_filters": not filtered}
+    tokens = sample(logits, *table, positions, lines=lines, last_tokens=last_tokens, **given)
+    assert torch.equal(tokens, sample(logits, *(of_all[lines] for of_all in table), positions, **given))
+    assert torch.equal(last_tokens[lines], tokens)
+    assert last_tokens[[2, 5, 6, 8]].tolist() == [-7] * 4
+
+
 @each_dtype
 @pytest.mark.parametrize("vocab", [5, 1000, 4097, 9000])
 def test_sampling_chooses_the_reference_s_tokens(vocab: int, dtype: torch.dtype) -> None:

@@ -161,3 +161,19 @@ def test_no_token_is_chosen_where_a_logit_is_no_finite_number_and_others_are_as_
     logits[1, places] = logit
     spoilt = sample(logits, **given, all_greedy=greedy)
     assert spoilt.tolist() == [healthy[0], NO_TOKEN, healthy[2]] == sample_reference(logits, **given).tolist()
+
+
+def test_lines_and_the_tokens_kept_at_them_come_together() -> None:
+    given = parameters(4)
+    positions = given.pop("positions")[:2]
+    lines, last_tokens = torch.tensor([3, 1]), torch.full((4,), -7)
+    logits = torch.tensor([[0.0, 9.0], [9.0, 0.0]])
+    assert sample(logits, **given, positions=positions, lines=lines, last_tokens=last_tokens).tolist() == [
+        1,
+        0,
+    ]
+    assert last_tokens.tolist() == [-7, 0, -7, 1]
+    with pytest.raises(ValueError, match="come together"):
+        sample(logits, **given, positions=positions, lines=lines)
+    with pytest.raises(ValueError, match="for each row"):
+        sample(logits, **given, positions=positions)
