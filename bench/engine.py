@@ -129,22 +129,34 @@ def mean_launch_ms(timings: list) -> float:
     return 1e3 * sum(timing.launched_at - timing.submitted_at for timing in timings) / max(len(timings), 1)
 
 
-def idle_share(engine: Engine, work: list, steps: int, windows: int) -> float | None:
+def idle_share(engine: Engine, parts: Parts, work: list, steps: int, windows: int) -> float | None:
     """GPU idle share over at most so many windows, spread over the steps that the workload takes. None of no window."""
-    windows = min(windows, steps // (2 * WINDOW_STEPS))
+    parts.executor.timings = None
     requests = requests_of(work, "idle")
     engine.add_many(requests)
-    idle = total = 0.0
-    for window in range(windows):
-        advance(engine, (window + 1) * steps // windows - window * steps // windows - WINDOW_STEPS)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # what was traced is a lot to look through, and the device would wait for that
+    profiles, done = [], 0
+    for start in window_starts(steps, windows):
+        advance(engine, start - done)
         synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             advance(engine, WINDOW_STEPS)
             synchronize()
-        between, whole = gaps(spans_of(profile))
-        idle, total = idle + between, total + whole
+        profiles.append(profile)
+        done = start + WINDOW_STEPS
+    gc.enable()
     drop(engine, requests)
-    return idle / total if total else None
+    found = [gaps(spans_of(profile)) for profile in profiles]
+    idle, whole = (sum(times) for times in zip((0.0, 0.0), *found, strict=True))
+    return idle / whole if whole else None
+
+
+def window_starts(steps: int, windows: int) -> list[int]:
+    """The first steps of windows in the middles of equal parts of so many steps: of fewer windows where they would meet."""
+    windows = min(windows, steps // (2 * WINDOW_STEPS))
+    return [(2 * window + 1) * steps // (2 * windows) - WINDOW_STEPS // 2 for window in range(windows)]
 
 
 def spans_of(profile: torch.profiler.profile) -> list[tuple[float, float]]:
@@ -268,7 +280,7 @@ def main() -> None:
                 row = {"model": model, "workload": name, "rep": rep, "ready_s": ready}
                 row |= run(engine, parts, measured, work, f"{name}-{rep}")
                 if on_cuda and args.idle_windows and idle is None:
-                    idle = idle_share(engine, work, row["steps"], args.idle_windows)
+                    idle = idle_share(engine, parts, work, row["steps"], args.idle_windows)
                 row["gpu_idle_share"] = idle
                 floor = floor_seconds(shape, work)
                 tokens_in, tokens_out = sum(len(p) for p, _ in work), sum(o for _, o in work)

@@ -1,6 +1,8 @@
 """bench/engine.py on the CPU, with a tiny model: what it prints, keeps and traces."""
 
+import gc
 import gzip
+import itertools
 import json
 import runpy
 import subprocess
@@ -54,3 +56,32 @@ def test_the_idle_share_counts_what_no_kernel_covers(monkeypatch: pytest.MonkeyP
     assert gaps([(5.0, 7.0)]) == (0.0, 2.0)
     # One within another, two that overlap, and gaps of 1 and of 3.
     assert gaps([(0.0, 10.0), (2.0, 4.0), (11.0, 13.0), (12.0, 14.0), (17.0, 20.0)]) == (4.0, 20.0)
+
+
+def test_windows_lie_in_the_middles_of_equal_parts_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    script = runpy.run_path(str(ROOT / "bench/engine.py"))
+    starts, length = script["window_starts"], script["WINDOW_STEPS"]
+    assert starts(1000, 4) == [125 - length // 2, 375 - length // 2, 625 - length // 2, 875 - length // 2]
+    assert starts(2 * length, 8) == [length // 2]
+    assert starts(length, 8) == starts(1000, 0) == []
+    crowded = starts(100, 50)
+    assert all(b - a >= length for a, b in itertools.pairwise(crowded))
+    assert crowded[0] >= 0
+    assert crowded[-1] + length <= 100
+
+
+def test_a_pass_for_the_idle_share_leaves_the_engine_empty_and_tells_nothing_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    script = runpy.run_path(str(ROOT / "bench/engine.py"))
+    real = torch.profiler.profile
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: real(activities=cpu))
+    engine, parts, _ = script["random_engine"]("tiny", device="cpu")
+    work = [([1, 2, 3], 60), ([4, 5], 30)]
+    assert script["idle_share"](engine, parts, work, steps=60, windows=2) is None
+    assert not engine.has_work
+    assert gc.isenabled()
+    engine.close()
