@@ -120,6 +120,8 @@ class Client:
         self.confirmed = 0
         _must_be_several(jobs)
         topic = self.topics.jobs(tier)
+        if idempotency_key is not None and not isinstance(idempotency_key, str):
+            raise InvalidName(f"idempotency_key must be a string; this is {type(idempotency_key).__name__}")
         if idempotency_key == "":
             raise InvalidName("idempotency_key is empty; leave it out, or give one")
         named = batch_id is not None or idempotency_key is not None
@@ -141,7 +143,9 @@ class Client:
         submission = None if idempotency_key is None else str(uuid7())
 
         def reader() -> LineReader:
-            return LineReader(self.tenant, batch_id, idempotency_key, deadline, self._max_bytes, submission)
+            return LineReader(
+                self.tenant, batch_id, idempotency_key, opened.expires_at, self._max_bytes, submission
+            )
 
         if strict:
             _check_ahead(jobs, reader())
@@ -317,4 +321,6 @@ def _message(kind: type[_Message], **fields: Any) -> _Message:
             reason = f"it must be a string of 1 to {MAX_ID_CHARS} characters"
         elif first["type"] == "string_unicode":
             reason = f"it {LONE_SURROGATE}"
+        elif field == "expires_at":
+            field, reason = "deadline", "it must be a datetime with a time zone, or its ISO form"
         raise InvalidName(f"{field} is not usable: {reason}") from None

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -151,6 +152,32 @@ def test_bad_lines_are_sent_as_they_are_and_reported_by_number(installation: Ins
 def test_a_single_job_or_a_file_s_name_is_not_sent_in_pieces(jobs: Any) -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(TypeError, match="must be a list, an open file"):
         client.submit(jobs)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            {"deadline": datetime(2030, 1, 1)},
+            "deadline is not usable: it must be a datetime with a time zone",
+        ),
+        ({"deadline": "soon"}, "deadline is not usable: it must be a datetime with a time zone"),
+        ({"idempotency_key": 5}, "idempotency_key must be a string; this is int"),
+        ({"idempotency_key": ""}, "idempotency_key is empty"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_named(given: dict[str, Any], reason: str) -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(InvalidName, match=reason):
+        client.submit([{"prompt": "a"}], **given)
+
+
+def test_a_deadline_may_be_told_in_its_iso_form(installation: Installation) -> None:
+    deadline: Any = "2099-01-01T00:00:00+02:00"
+    with installation.client() as client:
+        client.submit([{"prompt": "a"}], deadline=deadline)
+    (message,) = installation.read(installation.topics.jobs("standard"), 1)
+    job = parse_job(message.value(), message.headers(), source(message))
+    assert job.envelope.deadline == datetime.fromisoformat(deadline)
 
 
 @pytest.mark.parametrize("jobs", [[], iter([]), ["\n", b" "]])
