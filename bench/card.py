@@ -84,6 +84,7 @@ PARTS = (
          "bench/vs_transformers.py --model tiny --device cpu --requests 8 --limit 4 --kv-gib 0.1 --probe-rows 4 --probe-width 32"
          " --probe-requests 4 --probe-tokens 4 --skip continuous --out OUT"),
     Part("overlap", 90, "bench/kernels/overlap.py", None),
+    Part("halves", 60, "bench/halves.py --model qwen3-0.6b --out OUT", None),
 )  # fmt: skip
 
 

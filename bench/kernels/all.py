@@ -21,7 +21,7 @@ import results_file
 
 SCRIPTS = (
     "decode_attention", "prefill_attention", "library_attention", "shared_prefix", "sample", "logprobs", "edit_logits",
-    "mask_logits", "matmul", "swiglu", "rms_norm", "silu_mul", "rope_cache", "segment_sum", "step_inputs",
+    "mask_logits", "matmul", "swiglu", "rms_norm", "silu_mul", "rope_cache", "segment_sum", "step_inputs", "products",
 )  # fmt: skip
 
 
