@@ -98,8 +98,13 @@ class Guide:
             self._look()
 
     def fail(self) -> None:
-        """The matcher has met one of its limits, or a defect of its own; or no token could be chosen."""
+        """The matcher has met one of its limits, or a defect of its own."""
         self._end(Outcome.FAILED)
+
+    def end_unchosen(self) -> None:
+        """No next token could be chosen: the scheduler ends the sequence once it reads that, and not for the guide's sake."""
+        self.length += 1
+        self.fail()
 
     def due(self, length: int) -> Outcome | None:
         """The outcome that concerns a sequence of this length, which it may not have reached yet."""

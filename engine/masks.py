@@ -63,8 +63,8 @@ class Masks:
         wanted = [row for row in rows if row.guide.wants(row.position)]
         own = tokens[[row.row for row in wanted]].tolist()
         for row, token in zip(wanted, own, strict=True):
-            if token < 0:  # the scheduler will end the sequence; until then it overshoots
-                row.guide.fail()
+            if token < 0:
+                row.guide.end_unchosen()
                 continue
             try:
                 with panics_as_errors:

@@ -623,6 +623,28 @@ def test_a_prompt_of_which_no_number_comes_fails_as_that_and_alone(
     assert all(re.fullmatch(form.source, guided.text(done)) for done in others)
 
 
+@each(lag=LAGS)
+def test_an_answer_of_which_no_number_comes_later_fails_as_that_and_alone(
+    guided: Guided, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = guided.engine._executor.runner.model
+    forward, long_prompt = model.forward, [3] * 50
+
+    def spoilt(ids: Tensor, positions: Tensor, *rest: object) -> Tensor:
+        hidden = forward(ids, positions, *rest)
+        return torch.where((positions == len(long_prompt) + 5)[:, None], float("nan"), hidden)
+
+    monkeypatch.setattr(model, "forward", spoilt)
+    form = Grammar.regex("[a-z]{12} [a-z]{12}")
+    asked = [guided.ask(form, ignore_eos=True) for _ in range(3)]
+    asked.append(replace(guided.ask(form), prompt=long_prompt))
+    *others, failed = guided.run(asked)
+    assert failed.error is not None
+    assert failed.error.code == "non_finite_values"
+    assert len(failed.token_ids) == 6
+    assert all(re.fullmatch(form.source, guided.text(done)) for done in others)
+
+
 def test_a_limit_without_room_for_any_answer_is_refused_with_the_room_it_needs(guided: Guided) -> None:
     tight, fits = guided.run(
         [
