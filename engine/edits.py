@@ -20,6 +20,10 @@ MAX_WORDS = 256
 """Token sequences of more than one token that one request may forbid, each of at most MAX_WORD_TOKENS."""
 
 MAX_WORD_TOKENS = 16
+
+LEAST_REPETITION = 1e-15
+"""A lower repetition penalty does the same: what it divides stays finite, also when the temperature divides it again."""
+
 FOR_EVER = np.iinfo(np.int32).max
 
 
@@ -51,7 +55,8 @@ def edits_of(
 
     masked: a grammar's mask is laid over its logits once they are edited, if by nothing: there are edits in any case.
     """
-    penalties = (params.repetition_penalty or 1.0, params.frequency_penalty, params.presence_penalty)
+    repetition = max(params.repetition_penalty or 1.0, LEAST_REPETITION)
+    penalties = (repetition, params.frequency_penalty, params.presence_penalty)
     banned = {*params.banned_token_ids, *(word[0] for word in params.bad_words if len(word) == 1)}
     words = [word for word in params.bad_words if len(word) > 1]
     allowed = params.allowed_token_ids

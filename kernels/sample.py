@@ -25,7 +25,7 @@ NO_TOKEN = -1
 """What is chosen where there is nothing to choose from."""
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # of fp32, but for minus infinity
-_MIN_TEMPERATURE = 1e-30  # keeps logits / temperature finite
+_MIN_TEMPERATURE = 1e-15  # keeps logits / temperature finite, also of edited logits
 _CANDIDATES = 1024  # on the CPU: how many of the largest scores are sorted before all are
 
 

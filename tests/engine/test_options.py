@@ -205,6 +205,19 @@ def test_tokens_are_drawn_as_often_as_their_edited_logits_say(options: dict[str,
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
 
+@pytest.mark.parametrize("penalty", [1e-15, 1e-30, 1e-40, 1e-300])
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 0.7])
+def test_the_least_repetition_penalty_leaves_a_token_to_choose(penalty: float, temperature: float) -> None:
+    logits = torch.linspace(-20, 20, VOCAB)
+    params = SamplingParams(repetition_penalty=penalty, banned_token_ids=(5, 30), logit_bias=((9, 60.0),))
+    changed = edited(logits, params)
+    assert (changed < float("inf")).all()
+    assert torch.equal(changed.isinf(), torch.isin(torch.arange(VOCAB), torch.tensor([5, 30])))
+    one = torch.ones(1)
+    chosen = sample(changed[None], one * temperature, one.int() * 0, one, one * 0, one.long(), one.long())
+    assert chosen.tolist() == [9]
+
+
 # -- through the engine ------------------------------------------------------------------------------------------------
 
 

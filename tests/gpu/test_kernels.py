@@ -538,13 +538,28 @@ def test_sampling_with_top_p_draws_until_a_token_passes(spread: float, dtype: to
     assert torch.equal(sample(logits, *arguments), sample_reference(logits, *arguments))
 
 
-@pytest.mark.parametrize("logit", [-1e9, float("-inf")])
+@pytest.mark.parametrize("logit", [-1e30, float("-inf")])
 def test_sampling_ends_where_no_score_is_finite(logit: float) -> None:
     rows = torch.full((2, 3000), logit, device=DEVICE)
     rows[:, :1000] *= 1.5
     ones = torch.ones(2, device=DEVICE)
     tokens = sample(rows, ones * 1e-30, (ones * 0).int(), ones * 0.5, ones * 0, ones.long(), ones.long())
     assert ((tokens >= 0) & (tokens < 3000)).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-15, 1e-30, 1e-45])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_sampling_chooses_the_largest_of_edited_logits_at_the_lowest_temperatures(
+    temperature: float, filters: dict[str, float]
+) -> None:
+    rows = randn(4, 3000) * 1e18  # as the smallest penalty makes of what was said
+    rows[1, 7:] = float("-inf")
+    ones, kinds = torch.ones(4, device=DEVICE), torch.arange(4, device=DEVICE)
+    given = [
+        ones * filters.get(name, default) for name, default in (("top_k", 0), ("top_p", 1), ("min_p", 0))
+    ]
+    tokens = sample(rows, ones * temperature, given[0].int(), *given[1:], kinds, kinds)
+    assert torch.equal(tokens, rows.argmax(dim=-1))
 
 
 # Of either sign: by its bits one NaN is above all numbers, and one below.
