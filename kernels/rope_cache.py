@@ -10,7 +10,8 @@ qkv: [T, (Hq + 2 Hkv) D]; cos_sin: [P, D] fp32, cos then sin; caches: [N, Hkv, B
 block * B + offset; -1 stores nothing. Everything is computed in fp32 from the fp32 table and rounded once.
 
 Values that are no finite numbers are stored as zeros. A block's next owner multiplies what it has not overwritten by weights
-of zero, and a NaN would be in its sums then. The owner itself loses nothing: its keys, which are stored as they are, tell.
+of zero, and a NaN would be in its sums then. The owner itself loses nothing: its key is NaN where the value was not finite,
+and so is all that attends to it.
 """
 
 import torch
@@ -52,9 +53,11 @@ def _norm_and_rotate(
 
 
 @triton.jit
-def _finite(x):
-    """x, and zeros for its values that are no finite numbers."""
-    return tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0)
+def _store_pair(k_ptr, v_ptr, k, v, mask):
+    """Store a part of keys, in fp32, and the same part of values: where one is no finite number, NaN and zero."""
+    finite = tl.abs(v.to(tl.float32)) < float("inf")
+    tl.store(k_ptr, tl.where(finite, k, float("nan")).to(k_ptr.dtype.element_ty), mask=mask)
+    tl.store(v_ptr, tl.where(finite, v, 0.0).to(v_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -111,11 +114,8 @@ def _rope_cache_kernel(
 
         target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * HEAD_DIM
         cached = target + kv_heads * (BLOCK_SIZE * HEAD_DIM) + columns
-        kv_dtype = k_cache_ptr.dtype.element_ty
-        tl.store(k_cache_ptr + cached, k_first.to(kv_dtype), mask=kv_mask)
-        tl.store(k_cache_ptr + cached + half, k_second.to(kv_dtype), mask=kv_mask)
-        tl.store(v_cache_ptr + cached, _finite(v_first).to(kv_dtype), mask=kv_mask)
-        tl.store(v_cache_ptr + cached + half, _finite(v_second).to(kv_dtype), mask=kv_mask)
+        _store_pair(k_cache_ptr + cached, v_cache_ptr + cached, k_first, v_first, kv_mask)
+        _store_pair(k_cache_ptr + cached + half, v_cache_ptr + cached + half, k_second, v_second, kv_mask)
 
 
 def rope_and_cache(
@@ -200,8 +200,8 @@ def rope_and_cache_reference(
         slot_mapping, k, v = slot_mapping[stored], k[stored], v[stored]
     block_size = k_cache.shape[2]
     block, offset = slot_mapping // block_size, slot_mapping % block_size
-    k_cache[block, :, offset] = k.to(k_cache.dtype)
-    v_cache[block, :, offset] = v.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).to(v_cache.dtype)
+    k_cache[block, :, offset] = k.where(v.isfinite(), float("nan")).to(k_cache.dtype)
+    v_cache[block, :, offset] = v.where(v.isfinite(), 0.0).to(v_cache.dtype)
     return q
 
 

@@ -227,6 +227,20 @@ def test_a_token_that_may_not_be_chosen_anyway_spoils_the_log_probabilities_alon
     assert len(done["may not"].token_ids) == 3
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_one_damaged_weight_fails_every_prompt_wherever_it_is(untied: str, value: float) -> None:
+    engine = engine_of(untied)
+    weights = dict(engine._executor.runner.model.layers[0].destinations())
+    assert len(weights) >= 9
+    for name, weight in weights.items():
+        sound = weight.clone()
+        weight.view(-1)[3] = value
+        request = Request(name, [5, 6, 7, 8], GREEDY)
+        assert failed(run(engine, [request])[name]), name
+        weight.copy_(sound)
+    assert run(engine, [Request("sound again", [5, 6, 7, 8], GREEDY)])["sound again"].error is None
+
+
 # -- in text ---------------------------------------------------------------------------------------------------------
 
 
