@@ -286,10 +286,15 @@ def _prefill_attention_cpu(
     """One scaled_dot_product_attention a row."""
     rows = _rows_with_keys(k_cache, v_cache, block_tables, slots, query_start, context_lens)
     for first, end, context, k, v in rows:
+        if not (bool(q[first:end].isfinite().all()) and bool(k[:, :context].isfinite().all())):
+            # The library adds its mask to the scores: a key that is NaN is one to queries that do not see it, too. And
+            # a query all of whose scores are NaN is one without keys to it, whose result is zero.
+            out[first:end] = _each_query(q[first:end], k[:, :context], v[:, :context], scale)
+            continue
         queries = end - first
         whole = queries == context  # nothing cached: the plain causal case, which needs no mask
         mask = None if whole else torch.ones(queries, context, dtype=torch.bool).tril_(context - queries)
-        attended = F.scaled_dot_product_attention(
+        out[first:end] = F.scaled_dot_product_attention(
             q[first:end].transpose(0, 1)[None],
             k[None, :, :context].to(q.dtype),
             v[None, :, :context].to(q.dtype),
@@ -298,10 +303,6 @@ def _prefill_attention_cpu(
             scale=scale,
             enable_gqa=True,
         )[0].transpose(0, 1)
-        if not whole and bool(attended.isnan().any()):
-            # Its mask is added to the scores: a key that is NaN is one to queries that do not see it, too.
-            attended = _each_query(q[first:end], k[:, :context], v[:, :context], scale).to(q.dtype)
-        out[first:end] = attended
     return out
 
 

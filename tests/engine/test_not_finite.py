@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -235,8 +236,9 @@ def test_one_damaged_weight_fails_every_prompt_wherever_it_is(untied: str, value
     for name, weight in weights.items():
         sound = weight.clone()
         weight.view(-1)[3] = value
-        request = Request(name, [5, 6, 7, 8], GREEDY)
-        assert failed(run(engine, [request])[name]), name
+        for prompt in ([5], [6, 7, 8], list(range(5, 60))):
+            request = Request(name, prompt, replace(GREEDY, max_tokens=1))
+            assert failed(run(engine, [request])[name]), name
         weight.copy_(sound)
     assert run(engine, [Request("sound again", [5, 6, 7, 8], GREEDY)])["sound again"].error is None
 

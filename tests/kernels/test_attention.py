@@ -90,6 +90,17 @@ def test_a_key_that_is_nan_spoils_the_queries_that_see_it_and_no_others(length: 
     assert_near(out[~sees], sound[~sees])
 
 
+@pytest.mark.parametrize("length", [(1, 1), (9, 9), (4, 9), (40, 40)], ids=str)
+@pytest.mark.parametrize("spoilt", ["keys", "queries"])
+def test_queries_that_see_nothing_but_nan_are_spoilt(length: tuple[int, int], spoilt: str) -> None:
+    rows = contiguous(paged_rows([length], (9, 3, 64)))
+    if spoilt == "keys":
+        rows.k_cache[..., 5] = float("nan")
+    else:
+        rows.q[..., 5] = float("nan")
+    assert prefill_attention(*rows.prefill_arguments()).isnan().all()
+
+
 def test_a_row_s_result_does_not_depend_on_its_neighbours() -> None:
     rows = contiguous(paged_rows([(1, context) for context in CONTEXTS], (9, 3, 64)))
     together = decode_attention(*rows.decode_arguments()[:-1], rows.max_context_len, rows.scale)
