@@ -286,7 +286,7 @@ def _prefill_attention_cpu(
     """One scaled_dot_product_attention a row."""
     rows = _rows_with_keys(k_cache, v_cache, block_tables, slots, query_start, context_lens)
     for first, end, context, k, v in rows:
-        if not (bool(q[first:end].isfinite().all()) and bool(k[:, :context].isfinite().all())):
+        if not (_finite(q[first:end]) and _finite(k[:, :context])):
             # The library adds its mask to the scores: a key that is NaN is one to queries that do not see it, too. And
             # a query all of whose scores are NaN is one without keys to it, whose result is zero.
             out[first:end] = _each_query(q[first:end], k[:, :context], v[:, :context], scale)
@@ -304,6 +304,11 @@ def _prefill_attention_cpu(
             enable_gqa=True,
         )[0].transpose(0, 1)
     return out
+
+
+def _finite(x: Tensor) -> bool:
+    """Whether all of x is finite, by its sum: that takes a tenth of the time that asking each value does."""
+    return bool(x.sum(dtype=torch.float32).isfinite())
 
 
 def _one_query_at_a_time(
