@@ -225,9 +225,9 @@ class LocalTextEngine:
         answer = self._running.pop(done.id)
         answers = self._answers[answer.request_id]
         answers.ended.append((answer, done))
-        if done.error is not None:  # its other answers are of no use
-            self.abort([answer.request_id])
         if len(answers.ended) < answers.awaited:
+            if done.error is not None:  # its other answers are of no use
+                self.abort([answer.request_id])
             return None
         del self._answers[answer.request_id]
         if error := next((part.error for _, part in answers.ended if part.error), None):
