@@ -92,6 +92,7 @@ SCRIPTS = {
     "engine.py": "--model none --workload chat",
     "flips.py": "--model none",
     "graphs.py": "--model none",
+    "halves.py": "--model none",
     "kernels/all.py": "",
     "loading.py": "ready --model none",
     "mixed_steps.py": "--model none",
