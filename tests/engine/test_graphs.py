@@ -4,11 +4,11 @@ import random
 
 import numpy as np
 import pytest
-from fake_graphs import WithGraphs
+from fake_graphs import with_all_graphs
 
 from headrace.engine import Engine, EngineConfig, Request, SamplingParams
 from headrace.engine.build import build
-from headrace.engine.graphs import GraphCache, graph_sizes
+from headrace.engine.graphs import graph_sizes
 from headrace.engine.numerics import BATCH_INVARIANT
 from headrace.kernels.shared_prefix import SharedPrefixes
 
@@ -31,9 +31,7 @@ def engine_of(model, *, graphs, **options):
     parts = build(config)
     engine = Engine(config, parts)
     if graphs:
-        cache = GraphCache(parts.executor.runner)
-        cache.capture_all()
-        engine._executor = WithGraphs(parts.executor, cache)
+        engine._executor = with_all_graphs(parts.executor)
     return engine
 
 

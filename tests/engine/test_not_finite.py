@@ -11,14 +11,13 @@ import pytest
 import tiny_model
 import torch
 from asking import run as run_text
-from fake_graphs import FakeGraph, WithGraphs
+from fake_graphs import FakeGraph, with_all_graphs
 from small_tokenizers import small
 from torch import Tensor
 
 from headrace.engine import Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams
 from headrace.engine.build import build
 from headrace.engine.generate import ParsedLine, generate
-from headrace.engine.graphs import GraphCache
 from headrace.engine.request import Outputs, Pooling
 from headrace.engine.text import LocalTextEngine
 from headrace.engine.text_engine import TextRequest
@@ -59,9 +58,7 @@ def engine_of(model: str, *, graphs: bool = False, **options: object) -> Engine:
     parts.executor.runner.model.embedding.weight[BAD] = float("nan")
     engine = Engine(config, parts)
     if graphs:
-        cache = GraphCache(parts.executor.runner)
-        cache.capture_all()
-        engine._executor = WithGraphs(parts.executor, cache)
+        engine._executor = with_all_graphs(parts.executor)
     return engine
 
 

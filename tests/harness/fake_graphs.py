@@ -47,6 +47,13 @@ class WithGraphs:
         return self.inner._handle(self.graphs.run(plan), None, plan)
 
 
+def with_all_graphs(inner: LocalExecutor) -> WithGraphs:
+    """The executor with all the graphs that an engine captures."""
+    graphs = GraphCache(inner.runner)
+    graphs.capture_all()
+    return WithGraphs(inner, graphs)
+
+
 @contextmanager
 def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGraph]]:
     """While open, steps are recorded so. Yields the graphs replayed, in order."""
