@@ -174,6 +174,7 @@ def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
         ("allowed_token_ids", allowed or ()),
         ("banned_token_ids", params.banned_token_ids),
         ("bad_words", [token for word in words for token in word]),
+        ("stop_token_ids", params.stop_token_ids),
     ):
         inside = all(0 <= token < vocab_size for token in ids)
         _require(inside, param, f"the token ids of {param} must lie in [0, {vocab_size})")

@@ -1,7 +1,8 @@
 """What a model is, read from config.json and generation_config.json, and what is not supported, refused by name."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,15 @@ _REQUIRED = (
     "num_attention_heads",
     "max_position_embeddings",
 )
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTED = ("num_key_value_heads", "head_dim")  # sizes that a config may leave out, or set to null
+# What generation_config.json may set, what is allowed in words, and whether a number is that.
+_SAMPLING: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
+    ("temperature", "0 or more", lambda v: 0 <= v < math.inf),
+    ("top_p", "above 0 and up to 1", lambda v: 0 < v <= 1),
+    ("top_k", "a whole number, 0 (all) or more", lambda v: v >= 0 and v == int(v)),
+    ("min_p", "from 0 to 1", lambda v: 0 <= v <= 1),
+    ("repetition_penalty", "above 0", lambda v: 0 < v < math.inf),
+)
 # Features that change the numbers: a config that sets one is refused, since ignoring it would answer wrongly.
 _UNSUPPORTED = (
     "quantization_config",
@@ -54,7 +63,7 @@ FAMILIES = {
 class ModelConfig:
     """A dense decoder. Sizes are in elements, lengths in tokens.
 
-    max_context: the longest sequence, prompt and answer together. eos_ids: every id that ends a sequence.
+    max_context: the longest sequence, prompt and answer together. eos_ids: every id of the vocabulary that ends a sequence.
     sampling: generation_config's temperature, top_p, top_k, min_p, repetition_penalty, as far as it sets them.
     """
 
@@ -96,11 +105,9 @@ class ModelConfig:
         """Read config.json's and generation_config.json's content."""
         architecture = _architecture(config)
         family = FAMILIES[architecture]
-        missing = [name for name in _REQUIRED if not isinstance(config.get(name), int)]
-        if missing:
-            raise BadCheckpoint(f"config.json lacks {', '.join(missing)}")
-        _refuse_unsupported(architecture, config)
+        _check_sizes(config)
         rope = RopeConfig.from_dict(config)
+        _refuse_unsupported(architecture, config, rope.max_context)
         heads = config["num_attention_heads"]
         generation = generation_config or {}
         attention_bias = bool(config.get("attention_bias", False))
@@ -114,7 +121,7 @@ class ModelConfig:
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or family.head_dim or config["hidden_size"] // heads,
             max_context=rope.max_context,
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rms_norm_eps=_eps(config.get("rms_norm_eps", 1e-6)),
             rope=rope,
             qk_norm=family.qk_norm,
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -122,13 +129,15 @@ class ModelConfig:
             mlp_bias=bool(config.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
             tie_word_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
             bos_id=_first(generation.get("bos_token_id"), config.get("bos_token_id")),
-            eos_ids=_ids(_first(generation.get("eos_token_id"), config.get("eos_token_id"))),
-            sampling={k: generation[k] for k in _SAMPLING if generation.get(k) is not None},
+            eos_ids=_eos_ids(
+                _first(generation.get("eos_token_id"), config.get("eos_token_id")), config["vocab_size"]
+            ),
+            sampling=_sampling(generation),
         )
-        model._check_sizes()
+        model._check_heads()
         return model
 
-    def _check_sizes(self) -> None:
+    def _check_heads(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise BadCheckpoint(
                 f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly"
@@ -138,15 +147,32 @@ class ModelConfig:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or []
+    given = config.get("architectures") or []
+    names = [str(name) for name in (given if isinstance(given, list) else [given])]
     for name in names:
         if name in FAMILIES:
-            return str(name)
+            return name
     asked = ", ".join(names) or config.get("model_type") or "none named"
     raise UnsupportedModel(f"architecture {asked}; supported are {', '.join(FAMILIES)}")
 
 
-def _refuse_unsupported(architecture: str, config: Mapping[str, Any]) -> None:
+def _check_sizes(config: Mapping[str, Any]) -> None:
+    missing = [name for name in _REQUIRED if config.get(name) is None]
+    if missing:
+        raise BadCheckpoint(f"config.json lacks {', '.join(missing)}")
+    for name in (*_REQUIRED, *_DEFAULTED):
+        value = config.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise BadCheckpoint(f"config.json's {name} must be a whole number of 1 or more, not {value!r}")
+
+
+def _eps(value: Any) -> float:
+    if not isinstance(value, int | float):
+        raise BadCheckpoint(f"config.json's rms_norm_eps must be a number, not {value!r}")
+    return float(value)
+
+
+def _refuse_unsupported(architecture: str, config: Mapping[str, Any], max_context: int) -> None:
     for name in _UNSUPPORTED:
         if config.get(name):
             raise UnsupportedModel(f"config.json sets {name}, which is not supported")
@@ -155,13 +181,13 @@ def _refuse_unsupported(architecture: str, config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModel(f"activation {activation!r}; supported is silu")
-    if window := _sliding_window(architecture, config):
+    if window := _sliding_window(architecture, config, max_context):
         raise UnsupportedModel(
-            f"sliding_window {window} is shorter than max_position_embeddings; sliding attention is not supported"
+            f"sliding_window {window} is shorter than the context of {max_context}; sliding attention is not supported"
         )
 
 
-def _sliding_window(architecture: str, config: Mapping[str, Any]) -> int | None:
+def _sliding_window(architecture: str, config: Mapping[str, Any], max_context: int) -> int | None:
     """The attention window, where a sequence can be long enough to feel it."""
     window = config.get("sliding_window", 4096)  # where the key is absent, Transformers' default holds
     if architecture == "MistralForCausalLM":
@@ -171,7 +197,7 @@ def _sliding_window(architecture: str, config: Mapping[str, Any]) -> int | None:
     else:
         first = config.get("max_window_layers", 28)
         applies = bool(config.get("use_sliding_window")) and first < config["num_hidden_layers"]
-    return window if applies and window and window < config["max_position_embeddings"] else None
+    return window if applies and window and window < max_context else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -188,7 +214,19 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def _eos_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+    """Each once. An id beyond the vocabulary (some checkpoints have -1) is one that never comes, so it ends nothing."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token) is not int for token in ids):
+        raise BadCheckpoint(f"eos_token_id must be a token id or a list of them, not {value!r}")
+    return tuple(dict.fromkeys(token for token in ids if 0 <= token < vocab_size))
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    """The defaults that are set. A wrong one would be the fault of every request that leaves it open."""
+    defaults = {name: generation[name] for name, *_ in _SAMPLING if generation.get(name) is not None}
+    for name, allowed, in_range in _SAMPLING:
+        value = defaults.get(name, 1)
+        if type(value) not in (int, float) or not in_range(value):
+            raise BadCheckpoint(f"generation_config.json's {name} must be {allowed}, not {value!r}")
+    return defaults

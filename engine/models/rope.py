@@ -36,12 +36,14 @@ class RopeConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> "RopeConfig":
         """Read config.json, with ``rope_parameters`` (Transformers 5) or ``rope_theta`` and ``rope_scaling``."""
         params = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        if not isinstance(params, dict):
+            raise BadCheckpoint(f"rope_scaling must be an object, not {params!r}")
         if any(isinstance(value, dict) for value in params.values()):
             raise UnsupportedModel("rope_parameters differ between layers, which is not supported")
         if params.get("llama_4_scaling_beta"):
             raise UnsupportedModel("rope_parameters sets llama_4_scaling_beta, which is not supported")
         kind = params.get("rope_type") or params.get("type") or "default"
-        if kind not in _RULES:
+        if not isinstance(kind, str) or kind not in _RULES:
             raise UnsupportedModel(f"RoPE scaling {kind!r}; supported are {', '.join(_RULES)}")
         partial = params.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         if partial not in (None, 1.0):
@@ -49,11 +51,11 @@ class RopeConfig:
         original = "original_max_position_embeddings"
         longest = config["max_position_embeddings"]
         return cls(
-            theta=float(params.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            theta=_above_0(params.get("rope_theta") or config.get("rope_theta") or 10_000.0, "rope_theta"),
             kind=kind,
             params=params,
             max_positions=longest,
-            original_context=config.get(original) or params.get(original) or longest,
+            original_context=int(_above_0(config.get(original) or params.get(original) or longest, original)),
         )
 
     @property
@@ -68,7 +70,7 @@ class RopeConfig:
         """How far the context is stretched."""
         if self.params.get("factor") is None and self.kind in ("yarn", "longrope"):
             return self.max_positions / self.original_context
-        return self.number("factor")
+        return _above_0(self.number("factor"), "factor")
 
     def number(self, name: str) -> float:
         """A number that the rule cannot do without."""
@@ -76,6 +78,12 @@ class RopeConfig:
         if not isinstance(value, int | float):
             raise BadCheckpoint(f"RoPE scaling {self.kind!r} needs a number for {name!r}, not {value!r}")
         return float(value)
+
+
+def _above_0(value: Any, name: str) -> float:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise BadCheckpoint(f"RoPE's {name} must be a number above 0, not {value!r}")
+    return float(value)
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, device: torch.device | str = "cpu") -> Tensor:
@@ -137,7 +145,11 @@ def _yarn_attention(rope: RopeConfig) -> float:
 def _longrope(rope: RopeConfig, periods: Tensor) -> tuple[Tensor, float]:
     """LongRoPE, arXiv:2402.13753, up to the original context: each frequency has a divisor of its own."""
     divisors = rope.params.get("short_factor")
-    if not isinstance(divisors, list) or len(divisors) != len(periods):
+    if (
+        not isinstance(divisors, list)
+        or len(divisors) != len(periods)
+        or not all(isinstance(divisor, int | float) for divisor in divisors)
+    ):
         raise BadCheckpoint(
             f"RoPE scaling 'longrope' needs a list of {len(periods)} numbers for 'short_factor'"
         )

@@ -376,6 +376,8 @@ def test_logprobs_end_with_the_tokens(model: str) -> None:
         ({"allowed_token_ids": (2,), "min_tokens": 2}, "allowed_token_ids"),
         ({"allowed_token_ids": (3,), "banned_token_ids": (3,)}, "allowed_token_ids"),
         ({"banned_token_ids": (256,)}, "banned_token_ids"),
+        ({"stop_token_ids": (256,), "min_tokens": 2}, "stop_token_ids"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"bad_words": ((),)}, "bad_words"),
         ({"bad_words": ((300,),)}, "bad_words"),
         ({"bad_words": ((3,) * 17,)}, "bad_words"),
@@ -393,6 +395,12 @@ def test_options_that_cannot_be_carried_out_are_refused_by_name(
         engine.add_many([Request("a", [3], SamplingParams(**options))])
     assert caught.value.param == param
     assert param in str(caught.value)
+
+
+def test_an_end_token_beyond_the_vocabulary_harms_no_request_with_min_tokens(model: str) -> None:
+    engine = build(tiny_model.write(Path(model).with_name("endless"), eos_token_id=[2, 256]))
+    done = run(engine, [Request("a", [5, 6], SamplingParams(min_tokens=2, max_tokens=3))])["a"]
+    assert 2 <= len(done.token_ids) <= 3
 
 
 def tiny_model_of(vocab: int, beside: str) -> str:

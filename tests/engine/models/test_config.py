@@ -34,9 +34,34 @@ def test_every_end_id_of_generation_config_counts() -> None:
     assert ModelConfig.from_dict(LLAMA | {"eos_token_id": 2}).eos_ids == (2,)
 
 
+@pytest.mark.parametrize("eos", [-1, 100, [-1, 10**6]])
+def test_an_end_id_beyond_the_vocabulary_ends_nothing(eos: int | list[int]) -> None:
+    assert ModelConfig.from_dict(LLAMA, {"eos_token_id": eos}).eos_ids == ()
+    both = [2, 2, *(eos if isinstance(eos, list) else [eos])]
+    assert ModelConfig.from_dict(LLAMA, {"eos_token_id": both}).eos_ids == (2,)
+
+
 def test_sampling_defaults_come_from_generation_config() -> None:
     config = ModelConfig.from_dict(LLAMA, {"temperature": 0.6, "top_k": 20, "do_sample": True, "top_p": None})
     assert config.sampling == {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        {"temperature": -1},
+        {"temperature": "0.7"},
+        {"top_p": 0.0},
+        {"top_k": -1},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+    ],
+    ids=str,
+)
+def test_a_sampling_default_that_no_request_could_ask_for_is_named(default: dict[str, Any]) -> None:
+    (name,) = default
+    with pytest.raises(BadCheckpoint, match=rf"generation_config\.json's {name} must be"):
+        ModelConfig.from_dict(LLAMA, default)
 
 
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
@@ -65,6 +90,10 @@ QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
             "llama_4_scaling_beta",
         ),
         (MISTRAL | {"sliding_window": 128}, "sliding_window 128"),
+        (  # yarn goes on to four times max_position_embeddings
+            MISTRAL | {"sliding_window": 512, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "sliding_window 512 is shorter than the context of 2048",
+        ),
         (MISTRAL | {"max_position_embeddings": 32_768}, "sliding_window 4096"),  # Transformers' default
         (
             QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
@@ -86,6 +115,7 @@ def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], named:
     [
         MISTRAL | {"sliding_window": None, "max_position_embeddings": 32_768},
         MISTRAL | {"sliding_window": 512},
+        MISTRAL | {"sliding_window": 2048, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
         QWEN2 | {"use_sliding_window": False, "sliding_window": 64},
         QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2},
         QWEN2 | {"layer_types": ["full_attention"] * 2, "sliding_window": 64},
@@ -100,6 +130,38 @@ def test_missing_sizes_are_named() -> None:
         ModelConfig.from_dict(
             {k: v for k, v in LLAMA.items() if k not in ("hidden_size", "num_attention_heads")}
         )
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"vocab_size": -1}, "vocab_size"),
+        ({"max_position_embeddings": 512.0}, "max_position_embeddings"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads"),
+        ({"head_dim": -8}, "head_dim"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+        ({"eos_token_id": "2"}, "eos_token_id"),
+        ({"eos_token_id": [2, [3]]}, "eos_token_id"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"rope_theta": "1e6"}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0}}, "factor"),
+        (
+            {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": "4k"}},
+            "original_max_position_embeddings",
+        ),
+    ],
+    ids=str,
+)
+def test_a_value_that_cannot_be_used_is_named(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadCheckpoint, match=f"{named} must be"):
+        ModelConfig.from_dict(LLAMA | changed)
+
+
+def test_an_architecture_may_stand_without_a_list() -> None:
+    assert ModelConfig.from_dict(LLAMA | {"architectures": "LlamaForCausalLM"}).num_heads == 4
 
 
 def test_heads_must_share_key_value_heads_evenly() -> None:
