@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from headrace.engine.errors import BadCheckpoint
+from headrace.engine.errors import BadCheckpoint, UnsupportedModel
 from headrace.engine.kv_cache import KVSpec, StepContext
 from headrace.engine.models.config import ModelConfig
 from headrace.engine.models.layers import Embedding, Linear, Named
 from headrace.engine.models.rope import cos_sin_table
 from headrace.engine.numerics import FAST, Numerics
 from headrace.kernels.rms_norm import rms_norm
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Attention:
@@ -141,10 +143,15 @@ class Model:
 
     @torch.inference_mode()
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Fill every weight from a checkpoint. Raises BadCheckpoint that names what is missing, surplus or misshapen."""
+        """Fill every weight from a checkpoint.
+
+        Raises BadCheckpoint that names what is missing, surplus or misshapen, or UnsupportedModel for quantised weights.
+        """
         wanted = dict(self.destinations())
         surplus = []
         for name, tensor in tensors:
+            if f"model.{name}" in wanted:  # saved without its head, as models that embed are
+                name = f"model.{name}"
             if name in wanted:
                 _fill(wanted.pop(name), tensor, name)
             elif not self._is_redundant(name):
@@ -191,6 +198,10 @@ def _fill(destination: Tensor, tensor: Tensor, name: str) -> None:
     if destination.shape != tensor.shape:
         raise BadCheckpoint(
             f"{name} has shape {list(tensor.shape)}; the config asks for {list(destination.shape)}"
+        )
+    if tensor.dtype not in _DTYPES:
+        raise UnsupportedModel(
+            f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported"
         )
     destination.copy_(tensor)
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headrace.engine.errors import BadCheckpoint
+from headrace.engine.errors import BadCheckpoint, UnsupportedModel
 from headrace.engine.weights import load_model
 
 Weights = dict[str, torch.Tensor]
@@ -55,6 +55,22 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(checkpoint: Path) -> None:
         load(checkpoint)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.uint8, torch.bool])
+def test_quantised_weights_are_no_numbers_to_compute_with(dtype: torch.dtype, checkpoint: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewrite(checkpoint, lambda weights: weights | {name: weights[name].to(dtype)})
+    with pytest.raises(UnsupportedModel, match=rf"{name} is stored as {str(dtype)[6:]}"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_any_precision_are_converted(dtype: torch.dtype, checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda weights: {name: weight.to(dtype) for name, weight in weights.items()})
+    stored = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    model = load_model(checkpoint, "cpu", torch.float32)
+    assert torch.equal(model.embedding.weight, stored.float())
+
+
 def test_old_frequency_tables_are_passed_over(checkpoint: Path) -> None:
     rewrite(
         checkpoint, lambda weights: weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
@@ -67,6 +83,20 @@ def test_a_copy_of_a_tied_head_is_passed_over(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     model = load_model(checkpoint, "cpu", torch.float32)
     assert model.head is model.embedding
+
+
+def test_a_checkpoint_without_head_loads_where_the_head_is_tied(checkpoint: Path) -> None:
+    rewrite(
+        checkpoint,
+        lambda weights: {name.removeprefix("model."): weight for name, weight in weights.items()},
+    )
+    untied = json.loads((checkpoint / "config.json").read_text())
+    load(checkpoint)  # with its lm_head.weight
+    rewrite(checkpoint, lambda weights: {name: w for name, w in weights.items() if name != "lm_head.weight"})
+    with pytest.raises(BadCheckpoint, match=r"lacks lm_head\.weight$"):
+        load(checkpoint)
+    (checkpoint / "config.json").write_text(json.dumps(untied | {"tie_word_embeddings": True}))
+    load(checkpoint)
 
 
 def test_a_truncated_file_is_refused(checkpoint: Path) -> None:
