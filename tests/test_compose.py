@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DEFAULT = {name for name, service in SERVICES.items() if not service.get("profiles")}
-OURS = {name for name, service in SERVICES.items() if "build" in service}
+OURS = {name for name, service in SERVICES.items() if service["image"].startswith("headrace:")}
 
 
 def unset(text: str) -> str:
@@ -96,6 +96,12 @@ def test_the_gpu_worker_reserves_a_device_and_has_an_image_of_its_own() -> None:
 
 def test_one_image_serves_everything_that_needs_no_gpu() -> None:
     assert {SERVICES[name]["image"] for name in OURS - {"worker-gpu"}} == {"headrace:cpu"}
+
+
+def test_each_image_of_ours_is_built_once_and_asked_of_no_registry() -> None:
+    built = {name: SERVICES[name]["image"] for name in OURS if "build" in SERVICES[name]}
+    assert built == {"migrate": "headrace:cpu", "worker-gpu": "headrace:gpu"}
+    assert {SERVICES[name]["pull_policy"] for name in OURS} == {"never"}
 
 
 def test_no_two_services_publish_one_port_and_all_stay_on_this_machine() -> None:
