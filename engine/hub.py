@@ -5,6 +5,8 @@ from pathlib import Path
 from headrace.engine.errors import ModelNotFound
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+NOT_READ = ["consolidated*.safetensors", "*/*.safetensors"]
+"""The same weights once more, as Mistral's hub repositories have them, and those of other parts: as large as the model."""
 TIMEOUT_S = 5.0
 
 
@@ -38,7 +40,13 @@ def _from_hub(name: str) -> Path:
     for local in (True, False):
         try:
             return Path(
-                snapshot_download(name, allow_patterns=FILES, local_files_only=local, etag_timeout=TIMEOUT_S)
+                snapshot_download(
+                    name,
+                    allow_patterns=FILES,
+                    ignore_patterns=NOT_READ,
+                    local_files_only=local,
+                    etag_timeout=TIMEOUT_S,
+                )
             )
         except LocalEntryNotFoundError:
             continue  # not in the cache; the second time round: the hub cannot be reached

@@ -5,6 +5,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from headrace.engine.errors import ModelNotFound
 from headrace.engine.hub import resolve
@@ -40,6 +41,27 @@ def test_the_hubs_local_cache_comes_before_the_network(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve("someone/model") == tmp_path
     assert asked == [True]
+
+
+def test_weights_that_are_not_read_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [
+        "config.json",
+        "consolidated.safetensors",
+        "model-00001-of-00002.safetensors",
+        "original/model.safetensors",
+        "additional_chat_templates/tool_use.jinja",
+    ]
+    fetched = []
+
+    def download(name: str, allow_patterns: list[str], ignore_patterns: list[str], **_: object) -> str:
+        fetched.extend(
+            filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        )
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    resolve("someone/model")
+    assert fetched == [files[0], files[2], files[4]]
 
 
 def test_an_unreachable_hub_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
