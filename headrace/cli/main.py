@@ -72,7 +72,7 @@ app = typer.Typer(
     name="headrace",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold prompts
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",  # joins the lines of a paragraph, whatever the terminal's width
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: "
     + "; ".join(f"{int(code)} {code.name.lower().replace('_', ' ')}" for code in Exit)

@@ -1,7 +1,12 @@
 """docs/cli.md is what the commands say of themselves."""
 
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
 from headrace.cli.exits import Exit
 from headrace.cli.reference import write
 
@@ -38,6 +43,15 @@ def test_every_command_has_a_section() -> None:
         "local demo",
         "dlq replay",
     }
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_help_fills_the_lines_of_the_terminal(width: int) -> None:
+    shown = CliRunner().invoke(app, ["submit", "--help"], terminal_width=width, env={"COLUMNS": str(width)})
+    described = [line.strip() for line in shown.output.partition("╭")[0].splitlines()[3:]]
+    for line, following in pairwise(described):
+        if line and following:
+            assert len(line) + 1 + len(following.split()[0]) > width - 2, f"{line} / {following}"
 
 
 def test_every_exit_code_is_listed() -> None:
