@@ -211,7 +211,8 @@ class Settings(BaseSettings):
     )
 
     state_dir: Path = Field(
-        default_factory=default_state_dir, description="where `headrace local` keeps its logs and its state"
+        default_factory=default_state_dir,
+        description="where `headrace local` keeps its logs and its state; default: ~/.local/state/headrace",
     )
 
     @field_validator("kafka_bootstrap_servers")
