@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.engine.errors import BadCheckpoint, EngineError
 from headrace.engine.gguf_file import GGUFModel
+from headrace.engine.models.config import read_json
 
 SHARD_BYTES = 4 << 30
 
@@ -54,9 +55,10 @@ def _convert_gguf(src: Path, dst: Path) -> None:
 
 
 def _convert_pickles(src: Path, dst: Path) -> None:
-    files = sorted(src.glob("*.bin"))
+    files = sorted(src.glob("pytorch_model*.bin"))  # beside them, a trainer leaves other pickles
     if not files and any(src.glob("*.safetensors")):
         raise BadCheckpoint(f"{src} holds safetensors already: there is nothing to convert, use it as it is")
+    files = files or sorted(src.glob("*.bin"))
     if not files:
         raise BadCheckpoint(f"{src} holds no .bin weights")
     for path in src.iterdir():
@@ -64,7 +66,7 @@ def _convert_pickles(src: Path, dst: Path) -> None:
             shutil.copy(path, dst)
     if not (dst / "config.json").exists():
         raise BadCheckpoint(f"{src} holds no config.json")
-    tied = json.loads((dst / "config.json").read_text()).get("tie_word_embeddings", False)
+    tied = read_json(dst / "config.json").get("tie_word_embeddings", False)
     _write_shards(dst, (_load_pickle(path, skip={"lm_head.weight"} if tied else set()) for path in files))
 
 

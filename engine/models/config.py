@@ -95,7 +95,7 @@ class ModelConfig:
             raise ModelNotFound(f"{path} holds no config.json")
         generation = path / "generation_config.json"
         return cls.from_dict(
-            _read_json(path / "config.json"), _read_json(generation) if generation.is_file() else None
+            read_json(path / "config.json"), read_json(generation) if generation.is_file() else None
         )
 
     @classmethod
@@ -200,7 +200,8 @@ def _sliding_window(architecture: str, config: Mapping[str, Any], max_context: i
     return window if applies and window and window < max_context else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object. Raises BadCheckpoint."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -280,6 +280,24 @@ def test_pickled_weights_become_safetensors(tied: bool, tmp_path: Path) -> None:
     assert ("lm_head.weight" in load_file(directory / "model.safetensors")) is not tied
 
 
+def test_what_a_trainer_leaves_beside_pickled_weights_is_no_weights(tmp_path: Path) -> None:
+    model = pickled(tmp_path / "old")
+    torch.save(SIZES, tmp_path / "old" / "training_args.bin")
+    directory = convert(tmp_path / "old", tmp_path / "new")
+    ours = load_model(directory, "cpu", torch.float32)
+    assert torch.equal(ours.head.weight, model.lm_head.weight)
+    torch.save(SIZES, directory / "training_args.bin")
+    with pytest.raises(BadCheckpoint, match="holds safetensors already"):
+        convert(directory, tmp_path / "newer")
+
+
+def test_a_damaged_config_beside_pickled_weights_is_a_bad_checkpoint(tmp_path: Path) -> None:
+    pickled(tmp_path / "old")
+    (tmp_path / "old" / "config.json").write_text("{")
+    with pytest.raises(BadCheckpoint, match=r"config\.json cannot be read"):
+        convert(tmp_path / "old", tmp_path / "new")
+
+
 class Payload:
     def __reduce__(self) -> tuple[Any, ...]:
         return (os.mkdir, ("owned",))
