@@ -53,7 +53,7 @@ def new_sequence(request: Request, info: ModelInfo, arrival: int) -> Sequence:
     guided = request.grammar is not None
     if guided:
         _check_guided(request)
-    stops = (() if params.ignore_eos else info.eos_ids) + params.stop_token_ids
+    stops = (*(() if params.ignore_eos else info.eos_ids), *params.stop_token_ids)
     if guided:  # its grammar says where it ends, and min_tokens and ignore_eos are its guide's to see to
         stops = info.eos_ids
     if len(stops) > MAX_STOP_IDS:

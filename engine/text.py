@@ -165,7 +165,7 @@ class LocalTextEngine:
         likeliest = prompt_logprobs_of(request)
         if request.bad_words:
             words = bad_word_ids(request.bad_words, self._tokenizer)
-            sampling = replace(sampling, bad_words=sampling.bad_words + words)
+            sampling = replace(sampling, bad_words=(*sampling.bad_words, *words))
         ids = np.array(prompt, np.int32)
         return [
             Request(

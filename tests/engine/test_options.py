@@ -397,6 +397,19 @@ def test_options_that_cannot_be_carried_out_are_refused_by_name(
     assert param in str(caught.value)
 
 
+def test_lists_do_as_tuples(model: str) -> None:
+    options = {
+        "stop_token_ids": (9, 12),
+        "logit_bias": ((7, 5.0), (9, 2.0)),
+        "banned_token_ids": (4,),
+        "bad_words": ((3,), (7, 7)),
+    }
+    lists = {name: list(map(list, v)) if isinstance(v[0], tuple) else list(v) for name, v in options.items()}
+    first, second = (SamplingParams(temperature=0, max_tokens=9, **given) for given in (options, lists))
+    done = run(build(model), [Request("tuples", [5, 6], first), Request("lists", [5, 6], second)])
+    assert done["tuples"].token_ids == done["lists"].token_ids
+
+
 def test_an_end_token_beyond_the_vocabulary_harms_no_request_with_min_tokens(model: str) -> None:
     engine = build(tiny_model.write(Path(model).with_name("endless"), eos_token_id=[2, 256]))
     done = run(engine, [Request("a", [5, 6], SamplingParams(min_tokens=2, max_tokens=3))])["a"]
