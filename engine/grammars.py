@@ -1,5 +1,6 @@
 """Grammars made ready to use, off the hot path: checked within a time limit, compiled in threads, kept for the next request."""
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -204,8 +205,17 @@ def load_vocabulary(info: ModelInfo) -> Vocabulary:
     tokenizer.cover(info.vocab_size)
     try:
         loaded = llguidance.LLTokenizer(
-            tokenizer.to_json(), n_vocab=info.vocab_size, eos_token=list(info.eos_ids) or None
+            _within(tokenizer.to_json(), info.vocab_size),
+            n_vocab=info.vocab_size,
+            eos_token=list(info.eos_ids) or None,
         )
     except ValueError as error:
         raise EngineError(f"its tokenizer has no form that grammars can follow: {error}") from error
     return Vocabulary(loaded, Closing(tokenizer.pieces()[: info.vocab_size]))
+
+
+def _within(tokenizer: str, vocab_size: int) -> str:
+    """A tokenizer's JSON without added tokens that the model has no ids for: one for padding, often."""
+    spec = json.loads(tokenizer)
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["id"] < vocab_size]
+    return json.dumps(spec)

@@ -15,7 +15,7 @@ import llguidance
 import pytest
 import tiny_model
 import torch
-from small_tokenizers import KINDS, small
+from small_tokenizers import KINDS, small, transformers_tokenizer
 from torch import Tensor
 
 from headrace.engine import Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams, guidance
@@ -747,6 +747,21 @@ def test_a_thought_is_ended_in_time_also_where_the_answer_may_be_empty(guided: G
     for request, done in zip(asked, guided.run(asked), strict=True):
         assert len(done.token_ids) <= (request.sampling.max_tokens or 0)
         assert guided.text(done).rpartition(end)[1:] in ((end, ""), (end, "yes"), (end, "no"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_may_have_added_tokens_beyond_the_models_vocabulary(kind: str, tmp_path: Path) -> None:
+    transformers_tokenizer(kind).save_pretrained(tmp_path)
+    vocab = len(small(kind).pieces()) - 2  # without <sep> and <note>
+    model = tiny_model.write(tmp_path, vocab_size=vocab, bos_token_id=0, eos_token_id=1)
+    engine = Engine(EngineConfig(model=model, weights="random", device="cpu", max_context=64))
+    engine.add_many([Request("a", [3], SamplingParams(max_tokens=20), grammar=Grammar.choice(["yes", "no"]))])
+    ended: list[Completion] = []
+    while not ended:
+        ended = engine.poll(60.0).completions
+    engine.close()
+    assert ended[0].error is None
+    assert detokenize(small(kind), ended[0].token_ids, skip_special=True) in ("yes", "no")
 
 
 def test_nothing_is_made_for_requests_without_a_grammar(guided: Guided) -> None:
