@@ -57,11 +57,12 @@ def _build(config: EngineConfig, path: Path, device: torch.device) -> Parts:
     dtype: torch.dtype = getattr(torch, config.dtype)
     on_cuda = device.type == "cuda"
     numerics = BATCH_INVARIANT if config.batch_invariant else FAST
+    longest = _longest(config, ModelConfig.from_directory(path))
     model = _model(config, path, device, dtype, numerics)
     max_slots = config.max_slots or (CUDA_SLOTS if on_cuda else CPU_SLOTS)
     budget = config.max_batched_tokens or (CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS)
     num_blocks = _num_blocks(config, model, device, dtype, max_slots, budget)
-    max_context = min(config.max_context or model.config.max_context, num_blocks * config.block_size)
+    max_context = min(longest, num_blocks * config.block_size)
     scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=config.block_size,
@@ -93,6 +94,16 @@ def _build(config: EngineConfig, path: Path, device: torch.device) -> Parts:
     )
     lag = config.lag if config.lag is not None else int(on_cuda)
     return Parts(info, scheduler, LocalExecutor(runner, graphs), lag)
+
+
+def _longest(config: EngineConfig, model: ModelConfig) -> int:
+    """Tokens of the longest sequence, as far as the model and the settings say. Raises EngineError."""
+    if config.max_context is not None and config.max_context > model.max_context:
+        raise EngineError(
+            f"max_context is {config.max_context:,}, but the model takes {model.max_context:,} tokens at most:"
+            " lower it (HEADRACE_MAX_CONTEXT)"
+        )
+    return config.max_context or model.max_context
 
 
 def find_device(name: str) -> torch.device:

@@ -17,7 +17,7 @@ class EngineConfig:
     block_size: tokens in a KV block, for allocation and for prefix hashing. kv_tokens: size of the KV cache in tokens
     (CUDA: what ``memory_fraction`` of the card leaves after a profiled peak; CPU: 65,536). max_slots: sequences at once.
     max_batched_tokens: token budget of a step, prefill and decode together (CUDA: 8,192; CPU: 256). max_context: longest
-    prompt + output.
+    prompt + output, no more than the model takes.
 
     lag: how many steps may be launched before the tokens of the oldest are read back (0, 1 or 2).
     prefix_cache: share blocks between prompts that begin alike. priorities: how requests of priority 0, 1, ... are

@@ -173,6 +173,11 @@ def test_what_cannot_be_built_says_why(model, tmp_path):
         Engine(EngineConfig(model=str(tmp_path / "nowhere"), device="cpu"))
     with pytest.raises(EngineError, match="raise kv_tokens"):
         build(model, kv_tokens=3)
+    with pytest.raises(
+        EngineError, match=r"max_context is 513, but the model takes 512 .*HEADRACE_MAX_CONTEXT"
+    ):
+        build(model, max_context=513)
+    assert build(model, max_context=512).info.max_context == 512
     for device in ("gpu", "cuda:", "mps", "cuda:-1"):
         with pytest.raises(EngineError, match=r"HEADRACE_DEVICE"):
             build(model, device=device)
