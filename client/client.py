@@ -32,6 +32,7 @@ from headrace.schemas import (
 from headrace.schemas.envelope import MAX_ID_CHARS
 from headrace.schemas.explain import LONE_SURROGATE
 from headrace.schemas.ids import key_meant
+from headrace.schemas.unknown_fields import UnknownField
 from headrace.store import StoreError, open_store
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class Submission:
 
     ids: of the jobs, in the order of their lines. expected: how many records were sent, which is how many end.
     problems: lines that will not succeed, the first first; then those that were found to be refused while the results were
-    followed. repeated: lines that have a custom id of earlier ones. lines: of each job, what it was sent with. sending: its
+    followed. repeated: lines that have a custom id of earlier ones. unknown: fields of theirs that no job has, misspelt maybe,
+    which are ignored. lines: of each job, what it was sent with. sending: its
     name among those of the batch, which under an idempotency key may be several.
     """
 
@@ -59,6 +61,7 @@ class Submission:
     expected: int
     problems: list[Problem]
     repeated: Repeated = field(default_factory=Repeated)
+    unknown: list[UnknownField] = field(default_factory=list)
     lines: Mapping[UUID, SentLine] = field(default_factory=dict, repr=False, compare=False)
     sending: str | None = field(default=None, repr=False, compare=False)
 
@@ -106,6 +109,7 @@ class Client:
         A job is a PromptJob, a dict, or a line of a JSON lines file (blank ones are skipped), as a PromptJob or in
         OpenAI's batch format. Bad lines are sent as they are, so that they end under their batch, and reported; those
         too large for a message, and those of another batch or tenant, are reported and left out (``Problem.left_out``).
+        Fields that no job has are ignored, and named in ``Submission.unknown``.
         ``strict`` raises InvalidLine for the first instead, before anything is sent where ``jobs`` can be read twice.
         ``deadline`` is for jobs that have none of their own. With an ``idempotency_key`` the batch and its jobs get
         the same ids each time: call again after a failure.
@@ -268,6 +272,7 @@ class Client:
             sent,
             problems,
             reader.repeated,
+            reader.unknown.found,
             reader.first_of,
             reader.submission,
         )

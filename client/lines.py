@@ -19,12 +19,12 @@ from headrace.schemas import (
     Unparsable,
     encode_job,
     job_key,
-    parse_envelope,
     parse_job,
     topics,
     uuid7,
 )
-from headrace.schemas.envelope import MAX_ID_CHARS
+from headrace.schemas.envelope import MAX_ID_CHARS, read_record
+from headrace.schemas.unknown_fields import UnknownFields
 
 _REPEATED_TOLD = 5
 
@@ -97,7 +97,8 @@ class LineReader:
     A line is never changed: what it does not say itself (tenant, batch, job id, deadline) goes along as headers. With
     an ``idempotency_key`` a line's job id is made of that and its custom id (else its number), so that submitting the
     same lines again gives the same jobs; ``submission``, a name that no other sending has, then tells this one from others.
-    ``first_of`` is the first line of each job that was read, ``repeated`` those with a custom id that was there already.
+    ``first_of`` is the first line of each job that was read, ``repeated`` those with a custom id that was there already,
+    ``unknown`` the fields that no job has.
     """
 
     tenant: str
@@ -108,6 +109,7 @@ class LineReader:
     submission: str | None = None
     first_of: dict[UUID, SentLine] = field(default_factory=dict)
     repeated: Repeated = field(default_factory=Repeated)
+    unknown: UnknownFields = field(default_factory=UnknownFields)
     _times_named: Counter[str] = field(default_factory=Counter)
 
     def read(self, line: Line, number: int) -> Outgoing:
@@ -133,7 +135,8 @@ class LineReader:
             return None, Problem(number, ErrorCode.MESSAGE_TOO_LARGE, message, None, sent=False)
         problem, fresh = None, False
         try:
-            envelope = parse_envelope(value, headers, _NOWHERE)
+            body, envelope = read_record(value, headers, _NOWHERE)
+            self.unknown.note(body, number)
             if envelope.id == _UNNAMED:
                 fresh = self.idempotency_key is None
                 headers.append((topics.JOB_ID, self._job_id(envelope.custom_id, number).encode()))

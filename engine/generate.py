@@ -66,7 +66,8 @@ class Progress:
         return self.succeeded + self.failed
 
 
-Parse = Callable[[bytes], ParsedLine]
+Parse = Callable[[bytes, int], ParsedLine]
+"""From a line and its number."""
 Encode = Callable[[Any, TextCompletion], Mapping[str, Any]]
 Line = tuple[int, str, bytes | None]
 """Number (from 1), digest, and the bytes: None for a line that is too long."""
@@ -219,7 +220,7 @@ class _Run:
                 RequestError("message_too_large", f"the line has more than {MAX_LINE_BYTES:,} bytes")
             )
         try:
-            return self.parse(data)
+            return self.parse(data, number)
         except Exception as error:
             return ParsedLine(reason(refusal(f"line {number}", "reading the line", error)))
 

@@ -34,8 +34,8 @@ CHAT_FIELDS = (
 )
 # Objects whose fields stand in a body by themselves: two of PromptJob's, and one that OpenAI's clients merge into it.
 _WRITTEN_OUT = ("sampling", "embedding", "extra_body")
-_BODY_FIELDS = _SAMPLING_OPTIONS | {*CHAT_FIELDS, *FORM_FIELDS, *_WRITTEN_OUT, "continuations"}
-_LINE_FIELDS = frozenset(
+BODY_FIELDS = _SAMPLING_OPTIONS | {*CHAT_FIELDS, *FORM_FIELDS, *_WRITTEN_OUT, "continuations"}
+LINE_FIELDS = frozenset(
     {
         "schema_version",
         "job_id",
@@ -67,7 +67,7 @@ def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of PromptJob for a batch line, not yet validated. Raises BadLine."""
     url, body = _check(line)
     sampling = {name: item for name, item in body.items() if name in _SAMPLING_OPTIONS or name in NOT_YET}
-    job = {name: item for name, item in line.items() if name in _LINE_FIELDS}
+    job = {name: item for name, item in line.items() if name in LINE_FIELDS}
     job |= {name: body[name] for name in (*CHAT_FIELDS, *FORM_FIELDS, "continuations") if name in body}
     if url == EMBEDDINGS_URL:
         job["embedding"] = {name: body[name] for name in _EMBEDDING_OPTIONS if name in body}
@@ -77,7 +77,7 @@ def to_job(line: Mapping[str, Any]) -> dict[str, Any]:
 def param(path: str, url: str) -> str:
     """Where the field of PromptJob at ``path`` stands in a batch line of this url."""
     outer, dot, inner = path.partition(".")
-    if outer in _LINE_FIELDS:
+    if outer in LINE_FIELDS:
         return path
     if outer in ("sampling", "embedding"):
         return f"body.{inner}"
@@ -108,7 +108,7 @@ def _refuse_misplaced(line: Mapping[str, Any], body: Mapping[str, Any]) -> None:
             message = f"body.{name} must be left out: what it holds belongs in `body` itself"
             raise BadLine(ErrorCode.MISPLACED_OPTION, message, f"body.{name}")
     for name in line:
-        if name in _BODY_FIELDS and line[name] is not None:
+        if name in BODY_FIELDS and line[name] is not None:
             raise BadLine(ErrorCode.MISPLACED_OPTION, f"{name} belongs inside `body`", name)
 
 

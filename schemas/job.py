@@ -20,7 +20,7 @@ from headrace.schemas import batch_line, topics
 from headrace.schemas.answer_form import AsksForAForm
 from headrace.schemas.batch_line import PROMPT_FIELDS
 from headrace.schemas.chat import MAX_MESSAGES, MAX_TOOLS, Message, NamedTool, Tool, ToolChoice
-from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, parse_deadline, read_record
+from headrace.schemas.envelope import MAX_ID_CHARS, Envelope, Headers, Record, parse_deadline, read_record
 from headrace.schemas.errors import ErrorCode, InvalidJob
 from headrace.schemas.explain import explain
 from headrace.schemas.ids import Source
@@ -332,7 +332,11 @@ FEATURES = JOB_FIELDS | SAMPLING_OPTIONS | {"openai_batch_line"}
 
 def parse_job(value: bytes | None, headers: Headers, source: Source) -> PromptJob:
     """The job in a record, validated. Raises Unparsable, or InvalidJob where the job fails under its own id."""
-    record = read_record(value, headers, source)
+    return job_of(read_record(value, headers, source))
+
+
+def job_of(record: Record) -> PromptJob:
+    """The job that a record is, validated. Raises InvalidJob."""
     url = str(record.body.get("url")) if batch_line.is_batch_line(record.body) else None
     try:
         job = PromptJob.model_validate(record.body if url is None else batch_line.to_job(record.body))

@@ -6,7 +6,7 @@ The only place that knows both sides' words. ``headrace generate`` uses it too, 
 import json
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -35,9 +35,10 @@ from headrace.schemas import (
     Source,
     Timings,
     Unparsable,
-    parse_job,
 )
 from headrace.schemas.chat import NamedTool, ToolCall
+from headrace.schemas.envelope import read_record
+from headrace.schemas.job import job_of
 from headrace.schemas.looks import Embedding
 
 DEFAULT_ANSWER_TOKENS = 256  # guessed for jobs that set no max_tokens, for admission's accounts only
@@ -173,11 +174,18 @@ def unsuccessful(
 # --- for `headrace generate`: a line of a file in, a line of a file out ----------------------------------------------
 
 
-def read_line(line: bytes, number: int) -> tuple[TextRequest | RequestError, PromptJob | Envelope | None]:
-    """One line of a JSONL file as a request; a bad line is an error, with what could be read of its names."""
+def read_line(
+    line: bytes, number: int, note: Callable[[dict[str, Any], int], object] = lambda body, number: None
+) -> tuple[TextRequest | RequestError, PromptJob | Envelope | None]:
+    """One line of a JSONL file as a request; a bad line is an error, with what could be read of its names.
+
+    note: called with the line's JSON and its number.
+    """
     source = Source("file", 0, number, timestamp_ms=-1)  # no time: ids of any age are fine
     try:
-        job = parse_job(line.rstrip(b"\r\n"), None, source)
+        record = read_record(line.rstrip(b"\r\n"), None, source)
+        note(record.body, number)
+        job = job_of(record)
     except InvalidJob as error:
         return RequestError(error.code, error.message, error.param), error.envelope
     except Unparsable as error:

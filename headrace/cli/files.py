@@ -1,6 +1,7 @@
 """`headrace generate` and `convert`: files in, files out, with neither Kafka nor Postgres."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +16,11 @@ from headrace.cli.input import check_input
 from headrace.cli.output import Json, emit, must_be_file, note
 from headrace.cli.serve import Device, Model
 from headrace.cli.stopping import stop_on_signals
+from headrace.cli.submission import report_unknown
 
 if TYPE_CHECKING:
     from headrace.engine.generate import Progress
+    from headrace.schemas.unknown_fields import UnknownField
 
 PANEL = "Files"
 
@@ -43,10 +46,10 @@ def generate(
 ) -> None:
     """Run a file of prompts through the engine alone, in bounded memory.
 
-    Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line, and
-    the model that answered, whichever one the line asked for. --resume reads IN.jsonl again, so it is a file, not stdin;
-    one that is compressed, UTF-16 or UTF-32, a JSON array, JSON over several lines or text is refused, with a command that makes
-    lines of it.
+    Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line, and the model that
+    answered, whichever one the line asked for. Fields that no job has are ignored, and named. --resume reads IN.jsonl again,
+    so it is a file, not stdin; one that is compressed, UTF-16 or UTF-32, a JSON array, JSON over several lines or text is
+    refused, with a command that makes lines of it.
     """
     check_input(source)
     if str(target) == "-":
@@ -64,17 +67,22 @@ def generate(
     logs.configure(settings)
 
     from headrace.engine import generate as engine_generate
+    from headrace.schemas.unknown_fields import UnknownFields
     from headrace.worker import translate
 
     began = time.monotonic()
-    name = served_name(settings)
+    name, unknown = served_name(settings), UnknownFields()
     with stop_on_signals() as stop:
         engine = OnDemand(lambda: open_engine(engine_config(settings), name))
         try:
-            lines = iter(range(1 << 62))
 
-            def parse(line: bytes) -> engine_generate.ParsedLine:
-                return engine_generate.ParsedLine(*translate.read_line(line, next(lines)))
+            def look_at(record: dict[str, Any], number: int) -> None:
+                fresh = unknown.note(record, number)
+                if not json:
+                    report_unknown(fresh)
+
+            def parse(line: bytes, number: int) -> engine_generate.ParsedLine:
+                return engine_generate.ParsedLine(*translate.read_line(line, number, look_at))
 
             def encode(job: Any, completion: Any) -> dict[str, Any]:
                 return translate.write_line(job, completion, name)
@@ -92,7 +100,7 @@ def generate(
             )
         finally:
             engine.close()
-    _summary(progress, time.monotonic() - began, target, json)
+    _summary(progress, unknown.found, time.monotonic() - began, target, json)
     if progress.stopped:
         raise typer.Exit(Exit.INTERRUPTED)
 
@@ -139,7 +147,9 @@ class _Reporter:
         )
 
 
-def _summary(progress: "Progress", seconds: float, target: Path, json: bool) -> None:
+def _summary(
+    progress: "Progress", unknown: "list[UnknownField]", seconds: float, target: Path, json: bool
+) -> None:
     counts = {
         "succeeded": progress.succeeded,
         "failed": progress.failed,
@@ -149,7 +159,15 @@ def _summary(progress: "Progress", seconds: float, target: Path, json: bool) -> 
         "completion_tokens": progress.completion_tokens,
     }
     if json:
-        emit({**counts, "seconds": round(seconds, 3), "output": str(target), "interrupted": progress.stopped})
+        emit(
+            {
+                **counts,
+                "unknown_fields": [asdict(field) for field in unknown],
+                "seconds": round(seconds, 3),
+                "output": str(target),
+                "interrupted": progress.stopped,
+            }
+        )
         return
     note(
         f"{progress.succeeded} done, {progress.failed} failed, {progress.skipped} had a result already; "

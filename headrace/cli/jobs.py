@@ -74,7 +74,8 @@ def submit(
     cannot be sent (too large for a Kafka message, or of another batch or tenant) is left out: the others run, and the
     command names it and ends with 2. A second line with the job_id and the content of another is the same job, and is not sent
     either; lines that share no more than a custom_id all run, and are warned of. A line that cannot be read has "line 7" for its
-    custom_id in the results, on the dead-letter topic and in the job table. --json names all problems.
+    custom_id in the results, on the dead-letter topic and in the job table. A field that no job has, misspelt maybe, is ignored
+    and named, with the one most like it. --json names all problems.
 
     A submit that was broken off says how many jobs were sent. With --idempotency-key the same command goes on from there;
     without one it would run them twice, so a --batch that has jobs is refused, and so is one that was cancelled. Under a key

@@ -1,7 +1,7 @@
 """Sending a file of prompts: what is asked before, what is said after, and what to do where it broke off."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli import context
 from headrace.cli.errors import Failure
 from headrace.cli.exits import Exit
-from headrace.cli.output import count, note, numbers
+from headrace.cli.output import count, note, numbers, printable
 
 if TYPE_CHECKING:
     from headrace.client import Submission
+    from headrace.schemas.unknown_fields import UnknownField
     from headrace.settings import Settings
 
 SHOWN_PROBLEMS = 5
+SHOWN_UNKNOWN = 20
 DEFAULT_TENANT = "default"  # as settings and schemas have it, which are imported when they are needed
 
 
@@ -74,6 +76,7 @@ def report_problems(submission: "Submission") -> None:
     more = len(submission.problems) - SHOWN_PROBLEMS
     if more > 0:
         note(f"... and {more} more such lines; --json names all.")
+    report_unknown(submission.unknown)
     if repeated := submission.repeated.count:
         first = submission.repeated.first_lines
         others = f" and {repeated - len(first)} more" if repeated > len(first) else ""
@@ -82,6 +85,14 @@ def report_problems(submission: "Submission") -> None:
             f"{count(repeated, 'line')} (line {', '.join(map(str, first))}{others}) {verb} the custom_id of an earlier one: all run,"
             " and only their ids tell their results apart."
         )
+
+
+def report_unknown(fields: "Sequence[UnknownField]") -> None:
+    """Say which fields no job has."""
+    for unknown in fields[:SHOWN_UNKNOWN]:
+        note(printable(str(unknown)))
+    if (more := len(fields) - SHOWN_UNKNOWN) > 0:
+        note(f"... and {count(more, 'more such field')}; --json names them.")
 
 
 def check_sent(submission: "Submission") -> None:
@@ -123,5 +134,6 @@ def as_json(submission: "Submission", tier: str, refused: list[int]) -> dict[str
         "not_sent": sum(problem.left_out for problem in submission.problems),
         "repeated_custom_ids": submission.repeated.count,
         "problems": [asdict(problem) for problem in submission.problems],
+        "unknown_fields": [asdict(unknown) for unknown in submission.unknown],
         "refused": refused,
     }

@@ -514,6 +514,28 @@ def test_lines_that_repeat_a_custom_id_run_and_are_warned_of_once(run: Run) -> N
 
 
 @pytest.mark.usefixtures("topics")
+def test_fields_that_no_job_has_are_named_once_and_the_lines_run(run: Run) -> None:
+    line = '{"prompt": "x", "sampling": {"temprature": 0}}\n'
+    result = run("submit", "-", "--strict", stdin=line * 3)
+    assert result.exit_code == 0
+    assert "3 jobs sent" in result.output
+    assert (
+        "line 1: sampling.temprature is no field of a job and is ignored; did you mean sampling.temperature?"
+        " (and 2 more lines)\n" in result.stderr
+    )
+    assert result.stderr.count("temprature") == 1
+    told = json.loads(run("submit", "-", "--json", stdin=line * 3).stdout)
+    assert told["problems"] == []
+    assert told["unknown_fields"] == [
+        {"path": "sampling.temprature", "meant": "sampling.temperature", "line": 1, "more": 2}
+    ]
+    many = json.dumps({"prompt": "x", **{f"\x1b{number}": 1 for number in range(22)}})
+    result = run("submit", "-", stdin=many)
+    assert "line 1: \\x1b19 is no field" in result.stderr
+    assert "... and 2 more such fields; --json names them." in result.stderr
+
+
+@pytest.mark.usefixtures("topics")
 @pytest.mark.parametrize(("deadline", "passed"), [("2020-01-01T00:00:00Z", True), ("1d", False)])
 def test_a_deadline_that_has_passed_is_told(run: Run, deadline: str, passed: bool) -> None:
     result = run("submit", "-", "--deadline", deadline, stdin='{"prompt": "x"}\n')

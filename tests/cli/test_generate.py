@@ -97,6 +97,27 @@ def test_no_model_is_loaded_where_nothing_is_left_to_do(source: Path, tmp_path: 
     assert json.loads(result.stdout)["skipped"] == 3
 
 
+def test_fields_that_no_job_has_are_named_by_their_line_before_the_model_is_loaded(
+    source: Path, tmp_path: Path
+) -> None:
+    source.write_text('\n{"prompt": "x", "sampling": {"temprature": 0}}\n' * 2)
+    command = ["generate", str(source), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "no model")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == Exit.NOT_FOUND
+    named = "line 2: sampling.temprature is no field of a job and is ignored; did you mean sampling.temperature?\n"
+    assert result.stderr.count(named) == result.stderr.count("temprature") == 1
+
+
+def test_the_fields_that_no_job_has_are_in_the_summary_for_programs(source: Path, tmp_path: Path) -> None:
+    source.write_text('{"promt": "x"}\n' * 2)
+    result = CliRunner().invoke(app, ["generate", str(source), str(tmp_path / "out.jsonl"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["unknown_fields"] == [
+        {"path": "promt", "meant": "prompt", "line": 1, "more": 1}
+    ]
+    assert result.stderr == ""
+
+
 def test_results_of_another_file_are_not_gone_on_with(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     target.write_text('{"line": 1, "input": "0123456789abcdef", "state": "succeeded"}\n')

@@ -175,6 +175,17 @@ def test_a_second_copy_that_is_not_sent_is_not_counted_as_one_more_of_its_custom
     assert reader.repeated.count == 0
 
 
+def test_a_field_that_no_job_has_is_named_and_the_line_sent_as_it_is() -> None:
+    reader = LineReader("default", "b")
+    first = reader.read({"prompt": "x", "sampling": {"temprature": 0}}, 1)
+    reader.read(b'{"promt": "x"}', 2)
+    assert (first.problem, first.value) == (None, b'{"prompt":"x","sampling":{"temprature":0}}')
+    assert [(field.path, field.meant, field.line) for field in reader.unknown.found] == [
+        ("sampling.temprature", "sampling.temperature", 1),
+        ("promt", "prompt", 2),
+    ]
+
+
 def test_a_job_that_has_no_form_in_json_is_named() -> None:
     circular: dict[str, object] = {}
     circular["prompt"] = circular

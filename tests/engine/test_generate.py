@@ -28,7 +28,7 @@ TOKENIZER = small("byte_level")
 Record = dict[str, Any]
 
 
-def parse(data: bytes) -> ParsedLine:
+def parse(data: bytes, number: int) -> ParsedLine:
     try:
         line = json.loads(data)
         return ParsedLine(TextRequest(id="same", prompt=line["prompt"]), {"custom_id": line.get("id")})
@@ -147,10 +147,10 @@ def test_a_line_that_a_defect_of_ours_meets_fails_alone(
 ) -> None:
     secret = "what nobody may read"
 
-    def parse_but(data: bytes) -> ParsedLine:
+    def parse_but(data: bytes, number: int) -> ParsedLine:
         if b"unreadable" in data:
             raise RecursionError(secret)
-        return parse(data)
+        return parse(data, number)
 
     def encode_but(job: Any, completion: TextCompletion) -> dict[str, Any]:
         if job == {"custom_id": "unwritable"} and completion.error is None:

@@ -266,7 +266,7 @@ def test_one_of_several_answers_fails_the_request_and_the_others_are_not_gone_on
 
 
 def test_a_file_s_line_fails_and_no_nan_is_written(text_engine: LocalTextEngine, tmp_path: Path) -> None:
-    def parse(data: bytes) -> ParsedLine:
+    def parse(data: bytes, number: int) -> ParsedLine:
         sampling = SamplingParams(temperature=0, max_tokens=4, logprobs=1, ignore_eos=True)
         return ParsedLine(
             TextRequest("", prompt_token_ids=json.loads(data), sampling=sampling, prompt_logprobs=1)

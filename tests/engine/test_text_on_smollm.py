@@ -91,7 +91,7 @@ def test_a_file_is_stopped_and_taken_up_again(engine: LocalTextEngine, tmp_path:
     source, out, stop = tmp_path / "in.jsonl", tmp_path / "out.jsonl", threading.Event()
     source.write_text("".join(json.dumps({"prompt": f"Line {n}:"}) + "\n" for n in range(1, 41)))
 
-    def parse(data: bytes) -> ParsedLine:
+    def parse(data: bytes, number: int) -> ParsedLine:
         prompt = json.loads(data)["prompt"]
         return ParsedLine(
             TextRequest("any", prompt=prompt, sampling=SamplingParams(temperature=0, max_tokens=2))
