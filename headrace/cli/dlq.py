@@ -169,14 +169,15 @@ def drop(
 
 
 def _cases(settings: "Settings", ledger: "Ledger", batch: str | None, code: str | None) -> list[Case]:
-    """All dead letters that fit, by the record that died, oldest first. Raises Failure where there is no such batch."""
+    """All dead letters that fit, by the record that died, oldest first. Raises Failure where there is no such batch or code."""
     from headrace.client.dead_letters import dead_letters
 
     topic = context.topics(settings).dead
     settled = ledger.settled(topic)
     cases: dict[object, Case] = {}
-    named = False
+    named, has_code = False, code is None
     for letter in dead_letters(context.kafka_client(settings), topic):
+        has_code = has_code or code == letter.code
         if batch not in (None, letter.batch_id):
             continue
         named = True
@@ -184,6 +185,8 @@ def _cases(settings: "Settings", ledger: "Ledger", batch: str | None, code: str 
             case = cases.setdefault(letter.source or letter, Case([]))
             case.letters.append(letter)
             case.settled = case.settled or settled.get(_mark(letter))
+    if not has_code:  # a letter of a newer worker, or of nobody's, may have one that is not known here
+        _must_be_code(code)
     if batch is not None and not named and not ledger.has_batch(batch):
         raise Failure(
             Exit.NOT_FOUND,
@@ -191,6 +194,18 @@ def _cases(settings: "Settings", ledger: "Ledger", batch: str | None, code: str 
             "`headrace dlq list` names the batches of its letters.",
         )
     return sorted(cases.values(), key=lambda case: case.last.written_at)
+
+
+def _must_be_code(code: str | None) -> None:
+    """Raise Failure where no dead letter is ever written with this code."""
+    from headrace.schemas.errors import ErrorCode, Outcome
+    from headrace.worker.results import FOR_PEOPLE
+
+    codes = [each for each in ErrorCode if each.outcome is Outcome.REJECTED or each in FOR_PEOPLE]
+    if code not in codes:
+        raise Failure(
+            Exit.USAGE, f"No dead letter has the code {code!r}.", f"Codes of theirs are {', '.join(codes)}."
+        )
 
 
 def _choose(

@@ -367,6 +367,26 @@ def test_letters_of_a_batch_that_nobody_has_are_not_found(line: Pipeline, run: R
     assert run("dlq", command, "--batch", "b").exit_code == 0
 
 
+@pytest.mark.parametrize("command", ["list", "replay", "drop"])
+def test_a_code_that_no_letter_can_have_is_refused_and_those_that_there_are_named(
+    line: Pipeline, run: Run, command: str
+) -> None:
+    for code in ("engine_failures", "invalid_value"):
+        result = run("dlq", command, "--code", code)
+        assert result.exit_code == Exit.USAGE
+        assert f"No dead letter has the code '{code}'." in result.output
+        assert "Codes of theirs are empty_value, invalid_encoding, " in result.output
+        assert ", engine_failure, non_finite_values, internal_error." in result.output
+    assert run("dlq", command, "--code", "engine_failure").exit_code == 0
+
+
+def test_a_letter_with_a_code_of_a_newer_worker_is_found_by_it(line: Pipeline, run: Run) -> None:
+    line.producer.produce(line.topics.dead, b"?", headers=[(topics.DEAD_CODE, b"too_new")])
+    line.flush()
+    (listed,) = json.loads(run("dlq", "list", "--code", "too_new", "--json").stdout)
+    assert listed["code"] == "too_new"
+
+
 def test_letters_that_outlive_their_batch_are_there_whatever_else_they_must_fit(
     line: Pipeline, run: Run
 ) -> None:
