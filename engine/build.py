@@ -57,12 +57,11 @@ def _build(config: EngineConfig, path: Path, device: torch.device) -> Parts:
     dtype: torch.dtype = getattr(torch, config.dtype)
     on_cuda = device.type == "cuda"
     numerics = BATCH_INVARIANT if config.batch_invariant else FAST
-    longest = _longest(config, ModelConfig.from_directory(path))
     model = _model(config, path, device, dtype, numerics)
     max_slots = config.max_slots or (CUDA_SLOTS if on_cuda else CPU_SLOTS)
     budget = config.max_batched_tokens or (CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS)
     num_blocks = _num_blocks(config, model, device, dtype, max_slots, budget)
-    max_context = min(longest, num_blocks * config.block_size)
+    max_context = min(model.config.max_context, num_blocks * config.block_size)
     scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=config.block_size,
@@ -96,16 +95,6 @@ def _build(config: EngineConfig, path: Path, device: torch.device) -> Parts:
     return Parts(info, scheduler, LocalExecutor(runner, graphs), lag)
 
 
-def _longest(config: EngineConfig, model: ModelConfig) -> int:
-    """Tokens of the longest sequence, as far as the model and the settings say. Raises EngineError."""
-    if config.max_context is not None and config.max_context > model.max_context:
-        raise EngineError(
-            f"max_context is {config.max_context:,}, but the model takes {model.max_context:,} tokens at most:"
-            " lower it (HEADRACE_MAX_CONTEXT)"
-        )
-    return config.max_context or model.max_context
-
-
 def find_device(name: str) -> torch.device:
     """The device that ``name`` means on this machine. Raises EngineError where there is none."""
     if name == "auto":
@@ -132,8 +121,8 @@ def _model(
     config: EngineConfig, path: Path, device: torch.device, dtype: torch.dtype, numerics: Numerics
 ) -> Model:
     if config.weights == "checkpoint":
-        return load_model(path, device, dtype, numerics)
-    model = build_model(ModelConfig.from_directory(path), device, dtype, numerics)
+        return load_model(path, device, dtype, numerics, config.max_context)
+    model = build_model(ModelConfig.from_directory(path, config.max_context), device, dtype, numerics)
     model.random_init(seed=0)
     return model
 

@@ -18,11 +18,15 @@ _INDEX = "model.safetensors.index.json"
 
 
 def load_model(
-    path: str | Path, device: torch.device | str, dtype: torch.dtype, numerics: Numerics = FAST
+    path: str | Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    numerics: Numerics = FAST,
+    max_context: int | None = None,
 ) -> Model:
-    """Build the model of a directory and fill it. Raises ModelNotFound, BadCheckpoint or UnsupportedModel."""
+    """Build the model of a directory and fill it. Raises as ``ModelConfig.from_directory``, which has max_context."""
     path = Path(path)
-    model = build_model(ModelConfig.from_directory(path), device, dtype, numerics)
+    model = build_model(ModelConfig.from_directory(path, max_context), device, dtype, numerics)
     model.load(iterate_safetensors(path))
     return model
 

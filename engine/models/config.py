@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.engine.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from headrace.engine.errors import BadCheckpoint, EngineError, ModelNotFound, UnsupportedModel
 from headrace.engine.models.rope import RopeConfig
 
 _REQUIRED = (
@@ -88,26 +88,35 @@ class ModelConfig:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_directory(cls, path: str | Path) -> "ModelConfig":
-        """Read a Hugging Face directory. Raises ModelNotFound, BadCheckpoint or UnsupportedModel."""
+    def from_directory(cls, path: str | Path, max_context: int | None = None) -> "ModelConfig":
+        """Read a Hugging Face directory. Raises ModelNotFound, BadCheckpoint or UnsupportedModel.
+
+        max_context: the longest sequence there will be, None for as long as the model takes. Beyond that: EngineError.
+        """
         path = Path(path)
         if not (path / "config.json").is_file():
             raise ModelNotFound(f"{path} holds no config.json")
         generation = path / "generation_config.json"
         return cls.from_dict(
-            read_json(path / "config.json"), read_json(generation) if generation.is_file() else None
+            read_json(path / "config.json"),
+            read_json(generation) if generation.is_file() else None,
+            max_context,
         )
 
     @classmethod
     def from_dict(
-        cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
+        cls,
+        config: Mapping[str, Any],
+        generation_config: Mapping[str, Any] | None = None,
+        max_context: int | None = None,
     ) -> "ModelConfig":
-        """Read config.json's and generation_config.json's content."""
+        """Read config.json's and generation_config.json's content, else as ``from_directory``."""
         architecture = _architecture(config)
         family = FAMILIES[architecture]
         _check_sizes(config)
         rope = RopeConfig.from_dict(config)
-        _refuse_unsupported(architecture, config, rope.max_context)
+        longest = _longest(rope.max_context, max_context)
+        _refuse_unsupported(architecture, config, longest)
         heads = config["num_attention_heads"]
         generation = generation_config or {}
         attention_bias = bool(config.get("attention_bias", False))
@@ -120,7 +129,7 @@ class ModelConfig:
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or family.head_dim or config["hidden_size"] // heads,
-            max_context=rope.max_context,
+            max_context=longest,
             rms_norm_eps=_eps(config.get("rms_norm_eps", 1e-6)),
             rope=rope,
             qk_norm=family.qk_norm,
@@ -156,6 +165,15 @@ def _architecture(config: Mapping[str, Any]) -> str:
     raise UnsupportedModel(f"architecture {asked}; supported are {', '.join(FAMILIES)}")
 
 
+def _longest(taken: int, wanted: int | None) -> int:
+    """Tokens of the longest sequence. Raises EngineError where more are wanted than the model takes."""
+    if wanted is not None and wanted > taken:
+        raise EngineError(
+            f"max_context is {wanted:,}, but the model takes {taken:,} tokens at most: lower it (HEADRACE_MAX_CONTEXT)"
+        )
+    return wanted or taken
+
+
 def _check_sizes(config: Mapping[str, Any]) -> None:
     missing = [name for name in _REQUIRED if config.get(name) is None]
     if missing:
@@ -183,7 +201,8 @@ def _refuse_unsupported(architecture: str, config: Mapping[str, Any], max_contex
         raise UnsupportedModel(f"activation {activation!r}; supported is silu")
     if window := _sliding_window(architecture, config, max_context):
         raise UnsupportedModel(
-            f"sliding_window {window} is shorter than the context of {max_context}; sliding attention is not supported"
+            f"sliding_window {window} is shorter than the context of {max_context}; sliding attention is not supported:"
+            f" with a max_context (HEADRACE_MAX_CONTEXT) of {window} or less no token would feel it"
         )
 
 

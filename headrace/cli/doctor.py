@@ -193,23 +193,24 @@ def _model(settings: "Settings") -> Finding:
 
     try:
         if directory := local(settings.model):
-            return Finding("model", True, f"{_architecture(directory)} in {settings.model}")
+            return Finding(
+                "model", True, f"{_architecture(directory, settings.max_context)} in {settings.model}"
+            )
     except EngineError as error:
         remedy = f"Set HEADRACE_MODEL to a whole directory, or to a hub id; left out, it is {model.NAME}."
         return Finding("model", False, str(error), remedy)
     return Finding("model", None, f"{settings.model} is looked up on the hub when a worker starts")
 
 
-def _architecture(directory: "Path") -> str:
+def _architecture(directory: "Path", max_context: int | None) -> str:
     """Of a model that a worker could load. Raises EngineError as it would; weights stay unread."""
     import torch
 
     from headrace.engine.tokenizer import Tokenizer
     from headrace.engine.weights import load_model
 
-    model = load_model(
-        directory, "meta", torch.bfloat16
-    )  # all names and shapes, into memory that is not there
+    # All names and shapes, into memory that is not there.
+    model = load_model(directory, "meta", torch.bfloat16, max_context=max_context)
     Tokenizer.load(directory)
     return model.config.architecture
 

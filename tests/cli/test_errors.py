@@ -800,6 +800,20 @@ def test_doctor_says_no_to_a_model_of_which_a_part_is_missing(
 
 
 @pytest.mark.usefixtures("bare")
+def test_doctor_says_no_to_a_context_that_the_model_does_not_take(
+    smollm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", {"model": doctor.CHECKS["model"]})
+    monkeypatch.setenv("HEADRACE_MODEL", str(smollm))
+    monkeypatch.setenv("HEADRACE_MAX_CONTEXT", "8193")
+    result = run("doctor")
+    assert result.exit_code == Exit.NOT_READY
+    assert "the model takes 8,192 tokens at most" in result.output
+    monkeypatch.setenv("HEADRACE_MAX_CONTEXT", "8192")
+    assert run("doctor").exit_code == 0
+
+
+@pytest.mark.usefixtures("bare")
 def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TIER", "xx")
     result = run("doctor")

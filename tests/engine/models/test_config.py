@@ -125,6 +125,13 @@ def test_a_window_that_no_token_feels_is_accepted(config: dict[str, Any]) -> Non
     assert ModelConfig.from_dict(config).max_context >= 512
 
 
+def test_a_context_no_longer_than_the_window_makes_it_one_that_no_token_feels() -> None:
+    windowed = MISTRAL | {"sliding_window": 128}
+    assert ModelConfig.from_dict(windowed, max_context=128).max_context == 128
+    with pytest.raises(UnsupportedModel, match=r"sliding_window 128 .*HEADRACE_MAX_CONTEXT\) of 128"):
+        ModelConfig.from_dict(windowed, max_context=129)
+
+
 def test_missing_sizes_are_named() -> None:
     with pytest.raises(BadCheckpoint, match="hidden_size, num_attention_heads"):
         ModelConfig.from_dict(

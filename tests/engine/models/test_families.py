@@ -39,6 +39,7 @@ CASES = {
     "llama-default-head-dim": (LlamaForCausalLM, LlamaConfig, {"head_dim": None, "num_key_value_heads": 6}),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "mistral-window-of-the-whole-context": (MistralForCausalLM, MistralConfig, {"sliding_window": 256}),
+    "mistral-window-of-all-that-is-computed": (MistralForCausalLM, MistralConfig, {"sliding_window": 150}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
@@ -97,7 +98,7 @@ def assert_same_logits(reference: PreTrainedModel, directory: Path, length: int 
     ids = torch.randint(0, SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = reference(ids[None]).logits[0]
-    model = load_model(directory, "cpu", torch.float32)
+    model = load_model(directory, "cpu", torch.float32, max_context=length)
     at_once = OneSequence(model, length).logits(ids.tolist())
     torch.testing.assert_close(at_once, expected, atol=1e-4, rtol=1e-4)
     sequence = OneSequence(model, length)
