@@ -8,6 +8,7 @@ which a digest in each result (``"input"``) tells.
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,9 @@ from headrace.engine.token_logprobs import TokenLogprob
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 POLL_S = 0.2
-"""How long a stop may go unnoticed while the engine has nothing to report."""
+"""How long a stop, or a deadline, may go unnoticed while the engine has nothing to report."""
+EXPIRED = RequestError("deadline_exceeded", "the deadline passed before the job ended")
+"""What is told of a line whose deadline has passed; the worker's jobs say the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Progress:
     in_flight: int = 0
     succeeded: int = 0
     failed: int = 0
+    expired: int = 0
     skipped: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -63,7 +67,7 @@ class Progress:
     @property
     def done(self) -> int:
         """Lines that ended in this run."""
-        return self.succeeded + self.failed
+        return self.succeeded + self.failed + self.expired
 
 
 Parse = Callable[[bytes, int], ParsedLine]
@@ -79,7 +83,7 @@ def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
     return (
         ids
         | {
-            "state": "failed" if completion.error else "succeeded",
+            "state": _state(completion),
             "choices": [
                 {
                     "index": choice.index,
@@ -100,6 +104,12 @@ def plain_result(job: Any, completion: TextCompletion) -> dict[str, Any]:
         }
         | _plain_looks(completion)
     )
+
+
+def _state(completion: TextCompletion) -> str:
+    if completion.error is None:
+        return "succeeded"
+    return "expired" if completion.error == EXPIRED else "failed"
 
 
 def _plain_looks(completion: TextCompletion) -> dict[str, Any]:
@@ -149,7 +159,8 @@ def generate(
 
     At most ``max_in_flight`` lines are in memory. ``on_progress`` is called after each batch of results. ``stop``
     ends the run early: what is still running is aborted and left without a result, so that resuming runs it. Without
-    a seed of its own, a line's sampling is seeded by its number. A line at which ``parse`` or ``encode`` raises ends with an
+    a seed of its own, a line's sampling is seeded by its number. A line whose deadline passes before it has ended is not run,
+    or aborted, and ends as EXPIRED. A line at which ``parse`` or ``encode`` raises ends with an
     ``internal_error``.
 
     Raises OSError for files that cannot be used (see ResultFile; FileExistsError when the results to go on with are
@@ -172,7 +183,11 @@ def generate(
 
 @dataclass(slots=True)
 class _Run:
-    """One call of ``generate``. jobs: of lines in flight, by number, the digest and what ``encode`` gets."""
+    """One call of ``generate``. jobs: of lines in flight, by number, the digest and what ``encode`` gets.
+
+    deadlines: of lines in flight that have one, by number, in seconds since the epoch. overdue: lines that are aborted for
+    theirs.
+    """
 
     engine: Answering
     results: ResultFile
@@ -183,14 +198,17 @@ class _Run:
     stop: threading.Event
     progress: Progress
     jobs: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    deadlines: dict[int, float] = field(default_factory=dict)
+    overdue: set[int] = field(default_factory=set)
 
     def all(self, lines: Iterator[Line]) -> None:
         """Keep the engine full until the lines are used up and the last has ended."""
         more = True
         while (more or self.jobs) and not self.stop.is_set():
             more = more and self._refill(lines)
+            self._keep_deadlines()
             if self.jobs:
-                self._write(self.engine.poll(POLL_S))
+                self._write([self._ended(completion) for completion in self.engine.poll(POLL_S)])
         if self.stop.is_set():
             self.progress.stopped = True
             self._give_up()
@@ -204,14 +222,40 @@ class _Run:
         for number, digest, data in taken:
             parsed = self._parsed(number, data)
             self.jobs[number] = digest, parsed.job
-            if isinstance(parsed.request, TextRequest):
-                requests.append(dataclasses.replace(parsed.request, id=str(number)))
+            request = self._in_time(number, parsed.request)
+            if isinstance(request, TextRequest):
+                requests.append(dataclasses.replace(request, id=str(number)))
             else:
-                refused.append(TextCompletion(str(number), [], error=parsed.request))
+                refused.append(TextCompletion(str(number), [], error=request))
         if requests:
             self.engine.add_many(requests)
         self._write(refused)
         return len(taken) == room
+
+    def _in_time(self, number: int, request: TextRequest | RequestError) -> TextRequest | RequestError:
+        """What a line asks for, unless its deadline has passed already."""
+        if isinstance(request, TextRequest) and request.deadline is not None:
+            if request.deadline <= time.time():
+                return EXPIRED
+            self.deadlines[number] = request.deadline
+        return request
+
+    def _keep_deadlines(self) -> None:
+        """Abort what is in flight past its deadline."""
+        now = time.time()
+        if due := [line for line, deadline in self.deadlines.items() if deadline <= now]:
+            for line in due:
+                del self.deadlines[line]
+            self.overdue.update(due)
+            self.engine.abort([str(line) for line in due])
+
+    def _ended(self, completion: TextCompletion) -> TextCompletion:
+        """What is told of a line that has ended; one that was quicker than its abort has its answer."""
+        line = int(completion.id)
+        if line not in self.overdue:
+            return completion
+        self.overdue.discard(line)
+        return TextCompletion(completion.id, [], error=EXPIRED) if completion.aborted else completion
 
     def _parsed(self, number: int, data: bytes | None) -> ParsedLine:
         """What a line says. A defect of ours in reading it costs this line and no other."""
@@ -231,6 +275,7 @@ class _Run:
         for completion in completions:
             line = int(completion.id)
             digest, job = self.jobs.pop(line)
+            self.deadlines.pop(line, None)
             told, result = self._encoded(job, completion)
             results.append((line, digest, result))
             self._count(told)
@@ -248,7 +293,9 @@ class _Run:
             return told, self.encode(job, told)
 
     def _count(self, completion: TextCompletion) -> None:
-        if completion.error:
+        if completion.error == EXPIRED:
+            self.progress.expired += 1
+        elif completion.error:
             self.progress.failed += 1
         else:
             self.progress.succeeded += 1

@@ -190,7 +190,8 @@ def read_line(
         return RequestError(error.code, error.message, error.param), error.envelope
     except Unparsable as error:
         return RequestError(error.code, error.message), None
-    return to_request(job, str(number)), job
+    deadline_s = None if job.deadline is None else job.deadline.timestamp()
+    return to_request(job, str(number), deadline_s=deadline_s), job
 
 
 def write_line(job: PromptJob | Envelope | None, done: TextCompletion, model: str) -> dict[str, Any]:
@@ -203,7 +204,9 @@ def write_line(job: PromptJob | Envelope | None, done: TextCompletion, model: st
         result = succeeded(job, done, model=model)
     else:
         known = (job.envelope, job) if isinstance(job, PromptJob) else (job, None)
-        result = unsuccessful(known[0], JobState.FAILED, error or _UNKNOWN, job=known[1])
+        error = error or _UNKNOWN
+        state = JobState.EXPIRED if error.code == ErrorCode.DEADLINE_EXCEEDED else JobState.FAILED
+        result = unsuccessful(known[0], state, error, job=known[1])
     dropped = {"timings", "worker", "run", "attempt", "id", "tenant"}
     return result.model_dump(mode="json", exclude_none=True, exclude=dropped)
 

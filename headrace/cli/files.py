@@ -46,6 +46,7 @@ def generate(
 ) -> None:
     """Run a file of prompts through the engine alone, in bounded memory.
 
+    A line ends as a worker's job does, a bad one as failed, and one whose deadline passes before it has ended as expired.
     Ctrl-C leaves a valid file of what has ended; --resume goes on from there. Each result names its line, and the model that
     answered, whichever one the line asked for. Fields that no job has are ignored, and named. --resume reads IN.jsonl again,
     so it is a file, not stdin; one that is compressed, UTF-16 or UTF-32, a JSON array, JSON over several lines or text is
@@ -142,9 +143,14 @@ class _Reporter:
         share = 100 * progress.bytes_read / max(progress.bytes_total, 1)
         rate = progress.completion_tokens / (now - self._began)
         note(
-            f"{progress.succeeded} done, {progress.failed} failed, {progress.in_flight} running, "
+            f"{_done(progress)}, {progress.in_flight} running, "
             f"{share:.0f}% of the file read, {rate:.0f} tokens/s"
         )
+
+
+def _done(progress: "Progress") -> str:
+    expired = f", {progress.expired} expired" if progress.expired else ""
+    return f"{progress.succeeded} done, {progress.failed} failed{expired}"
 
 
 def _summary(
@@ -153,6 +159,7 @@ def _summary(
     counts = {
         "succeeded": progress.succeeded,
         "failed": progress.failed,
+        "expired": progress.expired,
         "skipped": progress.skipped,
         "prompt_tokens": progress.prompt_tokens,
         "cached_tokens": progress.cached_tokens,
@@ -170,7 +177,7 @@ def _summary(
         )
         return
     note(
-        f"{progress.succeeded} done, {progress.failed} failed, {progress.skipped} had a result already; "
+        f"{_done(progress)}, {progress.skipped} had a result already; "
         f"{progress.completion_tokens} tokens in {duration(seconds)}, in {target}."
     )
     if progress.stopped:

@@ -97,6 +97,23 @@ def test_no_model_is_loaded_where_nothing_is_left_to_do(source: Path, tmp_path: 
     assert json.loads(result.stdout)["skipped"] == 3
 
 
+def test_a_line_whose_deadline_has_passed_expires_as_in_a_worker_and_no_model_is_loaded_for_it(
+    source: Path, tmp_path: Path
+) -> None:
+    late = {"custom_id": "late", "prompt": "x", "deadline": "2020-01-01T00:00:00Z"}
+    source.write_text(json.dumps(late) + "\n" + json.dumps(LINES[1]) + "\n")
+    target = tmp_path / "out.jsonl"
+    command = ["generate", str(source), str(target), "--model", str(tmp_path / "no model")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "0 done, 1 failed, 1 expired, 0 had a result already" in result.stderr
+    results = {line["custom_id"]: line for line in map(json.loads, target.read_text().splitlines())}
+    assert (results["late"]["state"], results["bad"]["state"]) == ("expired", "failed")
+    assert results["late"]["error"]["code"] == "deadline_exceeded"
+    again = CliRunner().invoke(app, [*command, "--resume", "--json"])
+    assert (json.loads(again.stdout)["skipped"], json.loads(again.stdout)["expired"]) == (2, 0)
+
+
 def test_fields_that_no_job_has_are_named_by_their_line_before_the_model_is_loaded(
     source: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Files through an engine: every line once, flat memory, valid after a stop or a kill, taken up where it was left."""
 
+import dataclasses
 import json
 import random
 import signal
@@ -8,8 +9,9 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +170,46 @@ def test_a_line_that_a_defect_of_ours_meets_fails_alone(
     assert found[5]["error"]["message"] == "writing down the answer failed with RecursionError"
     assert found[5]["custom_id"] == "unwritable"
     assert secret not in caplog.text
+
+
+def parse_deadlines(data: bytes, number: int) -> ParsedLine:
+    """As ``parse``, with the line's ``deadline``."""
+    parsed = parse(data, number)
+    assert isinstance(parsed.request, TextRequest)
+    request = dataclasses.replace(parsed.request, deadline=json.loads(data).get("deadline"))
+    return dataclasses.replace(parsed, request=request)
+
+
+def test_a_line_whose_deadline_has_passed_is_not_run(lines: Callable[..., Path], tmp_path: Path) -> None:
+    out, engine = tmp_path / "out.jsonl", scripted()[0]
+    source = lines(1, b'{"prompt": "late", "deadline": 1e9}', b'{"prompt": "in time", "deadline": 1e11}')
+    progress = generate(source, out, engine, parse_deadlines)
+    assert (progress.succeeded, progress.failed, progress.expired, progress.done) == (2, 0, 1, 3)
+    found = results(out)
+    assert [found[line]["state"] for line in (1, 2, 3)] == ["succeeded", "expired", "succeeded"]
+    assert found[2]["error"]["code"] == "deadline_exceeded"
+    assert found[2]["choices"] == []
+    assert generate(source, out, engine, parse_deadlines, resume=True).skipped == 3
+
+
+def test_a_line_that_runs_is_stopped_at_its_deadline(
+    lines: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, (engine, inner), now = tmp_path / "out.jsonl", scripted(), [1e9]
+    monkeypatch.setattr(generate_module, "time", SimpleNamespace(time=lambda: now[0]))
+    add_many = engine.add_many
+
+    def begin_and_wait(requests: Sequence[TextRequest]) -> None:
+        add_many(requests)
+        now[0] = 3e9
+
+    monkeypatch.setattr(engine, "add_many", begin_and_wait)
+    source = lines(1, b'{"prompt": "too long", "deadline": 2e9}', b'{"prompt": "in time", "deadline": 4e9}')
+    progress = generate(source, out, engine, parse_deadlines)
+    assert (progress.succeeded, progress.expired) == (2, 1)
+    found = results(out)
+    assert [found[line]["state"] for line in (1, 2, 3)] == ["succeeded", "expired", "succeeded"]
+    assert inner.stats().running == 0
 
 
 def test_a_file_of_bad_lines_alone_ends(lines: Callable[..., Path], tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import pytest
 from headrace.engine.answers import TextChoice
 from headrace.engine.chat import ChatOptions, ToolChoice
 from headrace.engine.chat import ToolCall as EngineCall
+from headrace.engine.generate import EXPIRED
 from headrace.engine.request import FinishReason
 from headrace.engine.text_engine import RequestError, TextCompletion, TextRequest
 from headrace.engine.token_logprobs import TokenLogprob
 from headrace.schemas import JobKind, JobResult, JobState, PromptJob, Source, parse_job, uuid7
 from headrace.worker import translate
+from headrace.worker.outcomes import VERDICTS
 
 SOURCE = Source("t", 0, 7, timestamp_ms=-1)
 
@@ -213,6 +215,16 @@ def test_a_bad_line_is_answered_with_what_could_be_read_of_it(
     assert error.code == code
     line = translate.write_line(asked, TextCompletion("5", [], error=error), "m")
     assert (line["state"], line["error"]["code"], line.get("custom_id")) == ("failed", code, custom_id)
+
+
+def test_a_line_that_expired_says_what_a_workers_job_says() -> None:
+    request, asked = translate.read_line(b'{"custom_id": "c", "prompt": "x", "deadline": 1e9}', 5)
+    assert isinstance(request, TextRequest)
+    assert request.deadline == 1e9
+    line = translate.write_line(asked, TextCompletion("5", [], error=EXPIRED), "m")
+    verdict = VERDICTS[JobState.EXPIRED]
+    assert (line["custom_id"], line["state"]) == ("c", "expired")
+    assert line["error"] == {"code": verdict.code, "message": verdict.message}
 
 
 def test_an_error_of_the_engine_keeps_the_names_of_its_job() -> None:
