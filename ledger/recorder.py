@@ -6,6 +6,7 @@ it writes may be written again, so it commits offsets after the write and nothin
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.ledger import kafka_log
 from headrace.ledger.errors import LedgerUnavailable
@@ -23,6 +24,7 @@ from headrace.ledger.kafka_errors import never_mends
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.outage import Outage
 from headrace.ledger.rows import JobRow, RejectionRow
+from headrace.ledger.topic_ids import TopicIds
 from headrace.ledger.upkeep import Upkeep, chores
 from headrace.ledger.watch import RecorderMetrics, RecorderStatus
 from headrace.schemas import (
@@ -103,6 +105,7 @@ class Recorder:
         self._waiting = 0  # records that Postgres does not take for now
         self._writing: tuple[Bulk, Future[bool]] | None = None
         self._next_status = 0.0
+        self._made_anew: set[str] = set()  # topics that are not read from their beginning yet
         self.metrics = RecorderMetrics()
 
     def status(self) -> RecorderStatus:
@@ -113,12 +116,14 @@ class Recorder:
         """Record until `stop` is set. Raises KafkaException on what no retry mends, LedgerError likewise."""
         consumer = Consumer(self._settings, **kafka_log.callbacks(self._settings["bootstrap.servers"]))
         consumer.subscribe(self._topics, on_assign=_on_assign)
+        ids = TopicIds(self._settings)
         upkeep = Upkeep(chores(self._ledger, self.metrics, self._keep), self.metrics)
         upkeep.start(stop)
         with ThreadPoolExecutor(1, "recorder-write") as writer:
             try:
                 while not stop.is_set():
                     upkeep.check()
+                    self._start_over_where_made_anew(consumer, ids)
                     self._turn(consumer, writer, stop)
                 self._settle(consumer)
             finally:
@@ -133,6 +138,23 @@ class Recorder:
         self._settle(consumer)
         if bulk.behind:
             self._writing = bulk, writer.submit(self._write, bulk, stop)
+
+    def _start_over_where_made_anew(self, consumer: Consumer, ids: TopicIds) -> None:
+        assigned = consumer.assignment()
+        self._made_anew |= ids.made_anew({each.topic for each in assigned})
+        places = [each for each in assigned if each.topic in self._made_anew]
+        if not places:
+            return
+        self._settle(consumer)
+        with contextlib.suppress(KafkaException):  # a partition that is just being assigned: in the next turn
+            for each in places:
+                consumer.seek(TopicPartition(each.topic, each.partition, OFFSET_BEGINNING))
+            topics = {each.topic for each in places}
+            log.warning("deleted and made again, read from the beginning: %s", ", ".join(sorted(topics)))
+            self._made_anew -= topics
+            self._held = [message for message in self._held if message.topic() not in topics]
+            first = [TopicPartition(each.topic, each.partition, 0) for each in places]
+            consumer.commit(offsets=first, asynchronous=True)
 
     def _settle(self, consumer: Consumer) -> None:
         """Wait for the bulk that is being written, and commit the offsets behind it."""

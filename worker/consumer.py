@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.ledger.kafka_errors import never_mends
 from headrace.ledger.kafka_log import callbacks
+from headrace.ledger.topic_ids import TopicIds
 from headrace.schemas.kafka_headers import headers_of
 from headrace.worker.errors import ConsumerFailed
 from headrace.worker.offsets import Assignment, OffsetTracker
@@ -103,6 +104,7 @@ class TierConsumer:
         self._paused: set[tuple[str, int]] = set()
         self._committed: dict[tuple[str, int], int] = {}
         self._next_commit = 0.0
+        self._made_anew = False  # the topic, and it is not read from its beginning yet
         self._holding, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -146,9 +148,11 @@ class TierConsumer:
             consumer.subscribe(
                 [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
+            ids = TopicIds(self._settings)
             try:
                 while not self._closing.is_set():
                     self._turn(consumer)
+                    self._start_over_if_made_anew(consumer, ids)
             finally:
                 self._note_released()
                 self._leave(consumer)
@@ -204,6 +208,21 @@ class TierConsumer:
             delivery.assignment.done(delivery.offset)
             self._held -= 1
             self._held_bytes -= delivery.size
+
+    def _start_over_if_made_anew(self, consumer: Consumer, ids: TopicIds) -> None:
+        """Without partitions there is nothing to start over, and whatever is assigned next begins where we left off."""
+        places = [TopicPartition(a.topic, a.partition, OFFSET_BEGINNING) for a in self.tracker.assignments]
+        if ids.made_anew([self.topic] if places else []):
+            self._made_anew = True
+            log.warning("%s was deleted and made again: reading it from its beginning", self.topic)
+        if not self._made_anew or not places:
+            return
+        with contextlib.suppress(KafkaException):  # a partition that is just being assigned: in the next turn
+            for place in places:
+                consumer.seek(place)
+            self._made_anew = False
+            self.tracker.start_over()
+            self._send_commit(consumer, {(each.topic, each.partition): 0 for each in places})
 
     # --- back pressure --------------------------------------------------------------------------------------------
 

@@ -6,15 +6,21 @@ transaction markers) are normal and need no care: what was never delivered is ne
 
 Every assignment of a partition is an *epoch* of its own. What a former epoch still holds may be finished late, and
 then moves nothing: after a revoke the offset is the next owner's.
+
+Offsets may go back within an assignment: a log was truncated, or its topic made anew. What comes then may be other records
+under the same offsets, so that is a new epoch too, which yet commits nothing that the one before has not finished.
 """
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
 @dataclass(eq=False, slots=True)
 class Assignment:
     """One partition, from its assignment to this consumer until it is taken away (``revoked``).
+
+    before: the epoch that ended when offsets went back, while this consumer kept the partition.
 
     The flag is written by the consumer's thread and read by the worker's, which drops waiting jobs of a revoked
     assignment; a stale read costs only one job that two workers then know of.
@@ -23,18 +29,20 @@ class Assignment:
     topic: str
     partition: int
     revoked: bool = False
+    before: "Assignment | None" = None
     _outstanding: set[int] = field(default_factory=set)
     _heap: list[int] = field(default_factory=list)  # outstanding and done offsets; its head is the lowest
-    _position: int | None = None  # highest delivered + 1
+    _position: int | None = None  # last delivered + 1
 
-    def deliver(self, offset: int) -> bool:
-        """Note a delivery. False if this very record is already being worked on in this epoch."""
-        if offset in self._outstanding:
-            return False
+    def deliver(self, offset: int) -> None:
+        """Note a delivery; offsets grow within an epoch."""
         self._outstanding.add(offset)
         heapq.heappush(self._heap, offset)
-        self._position = max(self._position or 0, offset + 1)
-        return True
+        self._position = offset + 1
+
+    def has_passed(self, offset: int) -> bool:
+        """Whether this offset, or a later one, was delivered already."""
+        return self._position is not None and offset < self._position
 
     def done(self, offset: int) -> None:
         """Note that nothing more will come of this record. Unknown offsets are ignored."""
@@ -45,7 +53,14 @@ class Assignment:
     @property
     def committable(self) -> int | None:
         """The offset to commit: the lowest delivered that is not done; None before anything was delivered."""
-        return self._heap[0] if self._heap else self._position
+        return min((each._heap[0] for each in self.epochs() if each._heap), default=self._position)
+
+    def epochs(self) -> "Iterator[Assignment]":
+        """This one and those before it."""
+        epoch: Assignment | None = self
+        while epoch is not None:
+            yield epoch
+            epoch = epoch.before
 
     @property
     def span(self) -> int:
@@ -68,13 +83,23 @@ class OffsetTracker:
     def revoke(self, topic: str, partition: int) -> None:
         """Close the partition's epoch. A partition that is not assigned is ignored."""
         assignment = self._current.pop((topic, partition), None)
-        if assignment is not None:
-            assignment.revoked = True
+        for epoch in assignment.epochs() if assignment is not None else ():
+            epoch.revoked = True
 
     def deliver(self, topic: str, partition: int, offset: int) -> Assignment | None:
-        """Note a delivery; None if it must be dropped (not assigned now, or already being worked on)."""
+        """Note a delivery; None if it must be dropped: the partition is not assigned now."""
         assignment = self._current.get((topic, partition))
-        return assignment if assignment is not None and assignment.deliver(offset) else None
+        if assignment is None:
+            return None
+        if assignment.has_passed(offset):
+            assignment = self._current[topic, partition] = Assignment(topic, partition, before=assignment)
+        assignment.deliver(offset)
+        return assignment
+
+    def start_over(self) -> None:
+        """All partitions are other ones under the same names: no former offset means anything in them."""
+        for place in self._current:
+            self._current[place] = Assignment(*place)
 
     def committable(self) -> dict[tuple[str, int], int]:
         """What may be committed now, for the partitions assigned now."""

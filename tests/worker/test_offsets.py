@@ -10,7 +10,7 @@ from headrace.worker.offsets import Assignment, OffsetTracker
 def delivered(*offsets: int) -> Assignment:
     assignment = Assignment("t", 0)
     for offset in offsets:
-        assert assignment.deliver(offset)
+        assignment.deliver(offset)
     return assignment
 
 
@@ -46,9 +46,38 @@ def test_one_slow_record_holds_up_what_is_done_behind_it() -> None:
     assert (assignment.committable, assignment.span) == (100, 0)
 
 
-def test_a_record_delivered_twice_in_one_epoch_is_one() -> None:
-    assignment = delivered(3)
-    assert not assignment.deliver(3)
+def test_offsets_that_go_back_are_other_records_and_pass_none_that_is_unfinished() -> None:
+    tracker = OffsetTracker()
+    tracker.assign("t", 0)
+    before = [tracker.deliver("t", 0, offset) for offset in (3, 5, 9)]
+    again = tracker.deliver("t", 0, 5)  # the log was truncated there
+    assert again is not None
+    assert before[1] is not None
+    before[1].done(5)  # what was there is finished, and says nothing of what is there now
+    assert tracker.committable() == {("t", 0): 3}
+    for old in before:
+        assert old is not None
+        assert not old.revoked
+        old.done(3)
+        old.done(9)
+    assert tracker.committable() == {("t", 0): 5}
+    again.done(5)
+    assert tracker.committable() == {("t", 0): 6}
+    tracker.revoke("t", 0)
+    assert again.revoked
+    assert all(old is not None and old.revoked for old in before)
+
+
+def test_partitions_that_start_over_wait_for_nothing_that_was_before() -> None:
+    tracker = OffsetTracker()
+    tracker.assign("t", 0)
+    tracker.deliver("t", 0, 5)
+    tracker.start_over()
+    assert tracker.committable() == {}
+    new = tracker.deliver("t", 0, 0)
+    assert new is not None
+    new.done(0)
+    assert tracker.committable() == {("t", 0): 1}
 
 
 def test_a_former_epoch_moves_nothing() -> None:
@@ -97,7 +126,7 @@ def test_any_order_of_ends_leaves_the_lowest_unfinished(order: list[int], never:
 class Rebalances(RuleBasedStateMachine):
     """A partition that is delivered, finished late, revoked, lost, rewound and assigned again, in any order.
 
-    The model: what this epoch delivered and has not finished. Commits go to a broker that keeps the last one.
+    The model: what this assignment delivered and has not finished. Commits go to a broker that keeps the last one.
     """
 
     deliveries = Bundle("deliveries")
@@ -105,7 +134,7 @@ class Rebalances(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.tracker = OffsetTracker()
-        self.unfinished: set[int] = set()
+        self.unfinished: set[tuple[Assignment, int]] = set()
         self.next_offset = 0
         self.committed = 0
         self.finished: set[int] = set()  # in any epoch, by anybody
@@ -135,31 +164,30 @@ class Rebalances(RuleBasedStateMachine):
             if assignment is None:
                 return multiple()
             taken.append((assignment, self.next_offset))
-            self.unfinished.add(self.next_offset)
+            self.unfinished.add((assignment, self.next_offset))
             self.next_offset += gap
         return multiple(*taken)
 
-    @rule(back=st.integers(1, 5))
+    @rule(back=st.integers(1, 20))
     def rewind(self, back: int) -> None:
-        """The log was truncated, or the position reset: older offsets come again in the same epoch."""
-        self.next_offset = max(self.committed, self.next_offset - back)
+        """The log was truncated, or the position reset: older offsets come again in the same assignment."""
+        self.next_offset = max(0, self.next_offset - back)
 
     @rule(delivery=consumes(deliveries))
     def finish(self, delivery: tuple[Assignment, int]) -> None:
         assignment, offset = delivery
         assignment.done(offset)
         self.finished.add(offset)
-        if not assignment.revoked:
-            self.unfinished.discard(offset)
+        self.unfinished.discard((assignment, offset))
 
     @rule()
     def commit(self) -> None:
-        self.committed = max(self.committed, self.tracker.committable().get(("t", 0), self.committed))
+        self.committed = self.tracker.committable().get(("t", 0), self.committed)
 
     @invariant()
     def no_commit_passes_an_unfinished_offset(self) -> None:
         offset = self.tracker.committable().get(("t", 0))
-        assert offset is None or offset <= min(self.unfinished, default=offset)
+        assert offset is None or offset <= min((at for _, at in self.unfinished), default=offset)
 
 
 TestRebalances = Rebalances.TestCase
