@@ -2,6 +2,7 @@
 
 import apache_kafka
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pipeline import Pipeline, pipeline, recording
 
@@ -73,6 +74,27 @@ def test_partitions_that_a_topic_is_given_are_read_from_their_beginning(
         line.producer.list_topics(topic, 60)
         for partition in (1, 2):
             line.send({"prompt": "x"}, partition=partition)
+        line.wait_terminal(3)
+        worker.close()
+        assert line.states() == {"succeeded": 3}
+
+
+def test_jobs_whose_records_are_deleted_unread_stay_queued_until_they_are_sent_again_under_their_ids(
+    kafka: str, database_url: str
+) -> None:
+    with pipeline(kafka, database_url, partitions=1) as line, recording(line):
+        for n in range(3):
+            line.send({"prompt": f"without an id {n}"})
+        line.wait_for(lambda: line.states() == {"queued": 3})
+        admin, place = AdminClient({"bootstrap.servers": kafka}), (line.topics.jobs("standard"), 0)
+        (done,) = admin.delete_records([TopicPartition(*place, 2)]).values()
+        done.result(60)
+        worker = line.start_worker()
+        line.wait_terminal(1)
+        line.wait_for(lambda: line.lag() == 0)
+        assert line.states() == {"queued": 2, "succeeded": 1}
+        for offset, id in line.query("SELECT src_offset, id FROM jobs WHERE state = 0"):
+            line.send({"prompt": f"without an id {offset}", "job_id": str(id)})
         line.wait_terminal(3)
         worker.close()
         assert line.states() == {"succeeded": 3}
