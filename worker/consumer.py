@@ -146,21 +146,40 @@ class TierConsumer:
     def _run(self, consumer: Consumer) -> None:
         try:
             consumer.subscribe(
-                [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                [self.topic],
+                on_assign=self._guarded(self._on_assign),
+                on_revoke=self._guarded(self._on_revoke),
+                on_lost=self._guarded(self._on_lost),
             )
             ids = TopicIds(self._settings)
             try:
-                while not self._closing.is_set():
+                while not self._closing.is_set() and self.failure is None:
                     self._turn(consumer)
                     self._start_over_if_made_anew(consumer, ids)
             finally:
                 self._note_released()
                 self._leave(consumer)
         except Exception as error:
-            log.exception("consumer of %s ended", self.topic)
-            self.failure = ConsumerFailed(f"{self.topic}: {error}")
+            self._fail(error)
         finally:
             self._wake.set()
+
+    def _fail(self, error: Exception) -> None:
+        log.exception("consumer of %s ended", self.topic)
+        self.failure = ConsumerFailed(f"{self.topic}: {error}")
+
+    def _guarded(
+        self, callback: Callable[[Consumer, list[TopicPartition]], None]
+    ) -> Callable[[Consumer, list[TopicPartition]], None]:
+        """What a callback raises comes out of ``poll`` as a KafkaError, which is no exception: no ``except`` catches it."""
+
+        def call(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            try:
+                callback(consumer, partitions)
+            except Exception as error:
+                self._fail(error)
+
+        return call
 
     def _leave(self, consumer: Consumer) -> None:
         """Commit and leave the group. Amid a rebalance that takes librdkafka up to 5 s, for the broker to answer."""
@@ -328,18 +347,18 @@ class TierConsumer:
 def with_defaults(settings: Mapping[str, Any], prefetch: int, max_bytes: int) -> dict[str, Any]:
     """Ours below the user's; what correctness rests on above both. KIP-848 has its timeouts on the broker."""
     classic = {
-        "partition.assignment.strategy": "cooperative-sticky",
         # That others join or leave is heard in the answer to a heartbeat, twice before partitions change hands. Its default
         # of three seconds is six without commits.
         "heartbeat.interval.ms": 1000,
     }
-    ours = {} if settings.get("group.protocol") == "consumer" else classic
+    decides = settings.get("group.protocol") != "consumer"
     return {
-        **ours,
+        **(classic if decides else {}),
         "queued.min.messages": max(prefetch, 1000),
         "fetch.queue.backoff.ms": 20,  # its default of a second is a second without jobs whenever that queue is full
         "queued.max.messages.kbytes": min(max(max_bytes // 1024 // 4, 1024), MOST_QUEUED_KB),
         **settings,
+        **({"partition.assignment.strategy": "cooperative-sticky"} if decides else {}),
         "auto.offset.reset": "earliest",  # a new group would lose the jobs before any other beginning
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

@@ -8,13 +8,14 @@ from uuid import UUID
 
 import apache_kafka
 import pytest
-from confluent_kafka import ConsumerGroupState, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pipeline import Pipeline
 from standin import StandInEngine
 
 from headrace.schemas import uuid7
 from headrace.worker.consumer import TierConsumer, with_defaults
+from headrace.worker.errors import ConsumerFailed
 
 TIERS = ("interactive", "standard", "bulk")
 
@@ -37,6 +38,26 @@ def test_a_rebalance_is_heard_of_within_a_second_where_the_client_decides() -> N
     assert with_defaults({}, 100, 1 << 20)["heartbeat.interval.ms"] == 1000
     assert with_defaults({"heartbeat.interval.ms": 400}, 100, 1 << 20)["heartbeat.interval.ms"] == 400
     assert "heartbeat.interval.ms" not in with_defaults({"group.protocol": "consumer"}, 100, 1 << 20)
+
+
+def test_jobs_are_answered_whatever_strategy_other_clients_of_ours_are_told(line: Pipeline) -> None:
+    worker = line.start_worker(quick, kafka={"partition.assignment.strategy": "range"})
+    line.submit()
+    line.wait_terminal(1)
+    worker.close()
+
+
+def test_a_rebalance_that_cannot_be_carried_out_ends_the_worker_with_the_reason(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: TierConsumer, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        raise KafkaException(KafkaError(KafkaError._STATE, "not now"))
+
+    monkeypatch.setattr(TierConsumer, "_on_assign", refuse)
+    worker = line.start_worker(quick)
+    with pytest.raises(ConsumerFailed, match="not now"):
+        line.wait_for(lambda: False)
+    line.workers.remove(worker)
 
 
 def consumer_of(topic: str, bootstrap: str, protocol: str = "classic") -> TierConsumer:
