@@ -129,7 +129,9 @@ class Settings(BaseSettings):
         None, gt=0, description="tokens the KV cache holds; default: what memory allows"
     )
     max_context: int | None = Field(
-        None, gt=0, description="longest prompt plus answer; default: the model's"
+        None,
+        gt=0,
+        description="longest prompt plus answer, no more than the model takes; default: the model's",
     )
     max_slots: int | None = Field(
         None,

@@ -54,6 +54,10 @@ class Health(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
+    def at(self) -> float:
+        """When it said so, by time.monotonic()."""
+
+    @property
     def live(self) -> bool:
         """False when only a restart will help."""
 
@@ -98,7 +102,9 @@ def _handler(source: HealthServer) -> type[BaseHTTPRequestHandler]:
             if self.path not in verdicts:
                 self.send_error(404)
                 return
-            body = json.dumps({**asdict(now), "live": now.live, "ready": now.ready}).encode()
+            fields = asdict(now)
+            age_s = round(time.monotonic() - fields.pop("at"), 3)
+            body = json.dumps({**fields, "age_s": age_s, "live": now.live, "ready": now.ready}).encode()
             self._answer(200 if verdicts[self.path] else 503, "application/json", body)
 
         def _answer(self, code: int, content_type: str, body: bytes) -> None:
